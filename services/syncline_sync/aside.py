@@ -155,10 +155,12 @@ def sweep_aside(root: Path, under_way: Collection[str] = ()) -> None:
 
     Those of the runs ``under_way`` stay; whose restore begins meanwhile is to be found there.
     """
-    folders = list[Path]()
+    folders, real = list[Path](), Path(os.path.realpath(root)) / "restoring"
     with contextlib.suppress(OSError):  # gone while we look, or for the next time
         folders += (root / "restoring").glob("*/runs/*")
     for folder in folders:
+        if not Path(os.path.realpath(folder)).is_relative_to(real):
+            continue  # a link leads to what is not ours
         # Asked again at the last moment: a restore may have begun while we looked at the disk.
         if folder.name not in under_way and _is_left(folder) and folder.name not in under_way:
             _remove(folder)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from syncline_proto.errors import StoreDamaged
 from syncline_proto.rest import Membership, RunMembership
+from syncline_sync.files import MEND
 from syncline_sync.run import RunHost
 
 
@@ -19,19 +20,26 @@ def has_gone_on(run: RunMembership) -> bool:
 
 
 def is_astray(host: RunHost, run: RunMembership) -> bool:
-    """Whether we have nothing of a run that has gone on.
-
-    To begin it anew would lose it, or mix two models.
-    """
+    """Whether we have nothing of a run that has gone on."""
     return host.layout is None and has_gone_on(run)
 
 
-def astray(root: Path) -> StoreDamaged:
-    """What is told of such a run."""
-    return StoreDamaged(
-        f"it has gone on, and there is nothing of it in {root}. Start this sync service on the "
-        "folder (--data) that has it."
-    )
+def missing(host: RunHost, run: RunMembership, root: Path) -> StoreDamaged | None:
+    """What is told where a run has gone on of which, or of whose fragment, nothing is here.
+
+    To begin it anew would lose it, or mix two models.
+    """
+    if is_astray(host, run):
+        return StoreDamaged(
+            f"it has gone on, and there is nothing of it in {root}. Start this sync service on the "
+            "folder (--data) that has it."
+        )
+    lost = host.unbegun if has_gone_on(run) else None
+    if lost is not None:
+        return StoreDamaged(
+            f"it has gone on, and there is nothing of its fragment {lost} in {root}. {MEND}"
+        )
+    return None
 
 
 def without_others(

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import structlog
@@ -60,7 +61,7 @@ class ControlLink:
         snapshot: Path,
         votes: Callable[[], list[PhaseVote]] = list,
         tell_anew: Callable[[str], None] = lambda _: None,
-        at_disk: Callable[..., Awaitable[object]] = asyncio.to_thread,
+        at_disk: Callable[..., Awaitable[Any]] = asyncio.to_thread,
     ) -> None:
         """``client`` and ``url`` are the ``Caller``'s. ``snapshot`` keeps the last membership; it
         is written ``at_disk``, which runs what it is given off the loop.
@@ -91,7 +92,8 @@ class ControlLink:
         It is a cache: one that cannot be read, or was changed, is passed over.
         """
         try:
-            membership = Membership.model_validate_json(SEAL.open(self._snapshot.read_bytes()))
+            kept = await self._at_disk(self._snapshot.read_bytes)
+            membership = Membership.model_validate_json(SEAL.open(kept))
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:

@@ -16,7 +16,7 @@ import structlog
 from syncline_proto.errors import LeaseLost, RunUnknown, StoreDamaged
 from syncline_proto.reports import EventIn
 from syncline_proto.rest import Membership, PhaseVote, RunMembership
-from syncline_sync.astray import astray, has_gone_on, is_astray, without_others
+from syncline_sync.astray import has_gone_on, missing, without_others
 from syncline_sync.fallback import fall_back
 from syncline_sync.residence import Residence
 from syncline_sync.run import RunHost
@@ -81,7 +81,9 @@ class Host:
         if self._residence.is_damaged(run.run):
             return True
         host = self._residence.runs.get(run.run)
-        return host is not None and host.keeps(run.settings) and not is_astray(host, run)
+        if host is None or not host.keeps(run.settings):
+            return False
+        return missing(host, run, self._shared.root) is None
 
     async def _prepare(self, run: RunMembership) -> None:
         there, origin = self._residence, None if has_gone_on(run) else run.origin
@@ -90,8 +92,8 @@ class Host:
         except StoreDamaged:
             return  # it has been told of; the others go on
         try:
-            if is_astray(host, run):
-                raise astray(self._shared.root)
+            if (damage := missing(host, run, self._shared.root)) is not None:
+                raise damage
             if not host.keeps(run.settings):
                 await host.keep(run.settings)
         except StoreDamaged as error:

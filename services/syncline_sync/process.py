@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -36,7 +37,7 @@ from syncline_sync.report_queue import ReportQueue
 from syncline_sync.residence import Residence
 from syncline_sync.seating import data_folder, take_seat
 from syncline_sync.servicer import SyncServicer
-from syncline_sync.serving import address, bind
+from syncline_sync.serving import Doors, address, bind
 from syncline_sync.settings import SyncSettings
 from syncline_sync.shared import Shared
 from syncline_sync.slabs import KEPT_BYTES, Slabs
@@ -146,14 +147,7 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
             client, settings.control, hello, host.follow, reports, snapshot, host.votes,
             host.tell_anew, disk.do_briefly,
         )  # fmt: skip
-        if settings.fall_back:
-            await host.fall_back(settings.fall_back)
-        await link.adopt_snapshot()
-        await doors.open()
-        log.info(
-            "listening", address=hello.address, data=str(settings.data), seat=str(settings.seat)
-        )
-        works = [link.run, residence.sweep]
+        works = [partial(_work, settings, host, link, doors, hello.address), residence.sweep]
         if settings.parent:
             works.append(lambda: _until_alone(settings, end))
         await _work_until(end, works)
@@ -168,6 +162,23 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
         raise end.error
     log.info("ended")
     return end.sign
+
+
+async def _work(
+    settings: SyncSettings, host: Host, link: ControlLink, doors: Doors, at: str
+) -> None:
+    """Take up what is there, open the doors, and follow the control plane's word; for ever.
+
+    Raises:
+        StoreError: the disk refuses.
+        RunUnknown: there is no run that could fall back.
+    """
+    if settings.fall_back:
+        await host.fall_back(settings.fall_back)
+    await link.adopt_snapshot()
+    await doors.open()
+    log.info("listening", address=at, data=str(settings.data), seat=str(settings.seat))
+    await link.run()
 
 
 async def _come_to_rest(

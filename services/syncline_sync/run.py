@@ -170,6 +170,12 @@ class RunHost:
         """How many the run's layout has, whoever owns them; 0 before there is one."""
         return len(self.layout.fragments) if self.layout else 0
 
+    @property
+    def unbegun(self) -> str | None:
+        """The name of a fragment of ours that has no revision yet; None if each has one."""
+        without = (r.name for r in self.runners.values() if r.holding.revisions.newest is None)
+        return next(without, None)
+
     def states(self, life: tuple[str, int] = ("", 0)) -> list[pb.FragmentState]:
         """Where each of our fragments stands, as published; what a (replica, incarnation) has."""
         return [

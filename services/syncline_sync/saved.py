@@ -12,7 +12,6 @@ import contextlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
@@ -46,8 +45,12 @@ def saved_from_json(text: str) -> Saved:
     Raises:
         ValueError, KeyError, TypeError: it is not of this version.
     """
-    if cast(dict[str, Any], json.loads(text))["version"] != VERSION:
+    kept = cast(dict[str, Any], json.loads(text))
+    if kept["version"] != VERSION:
         raise ValueError("the stored state is of another version")
+    kept.pop("reports", None)
+    if not all(0 <= count <= COUNT_MAX for count in _counts(kept)):
+        raise ValueError("what it remembers has a count that no run comes to")
     try:
         saved = _SAVED.validate_json(text, strict=True)
     except ValidationError as error:
@@ -62,14 +65,11 @@ def saved_from_json(text: str) -> Saved:
 
 
 def check_numbers(saved: Saved) -> None:
-    """Check what a file remembers that was not ours: that a run can count on, and average.
+    """Check what a file remembers that was not ours: that a run can average, and go on.
 
     Raises:
-        ValueError: it has a number that no run comes to.
+        ValueError: it has what no run comes to.
     """
-    kept = asdict(saved)
-    if not all(0 <= count <= COUNT_MAX for count in _counts(kept)):
-        raise ValueError("what it remembers has a count that no run comes to")
     statistics, window = saved.statistics, saved.window
     replicas = statistics.replicas.values()
     averages = (statistics.pooled, statistics.norms, *(r.ema for r in replicas))

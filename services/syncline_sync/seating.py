@@ -13,6 +13,7 @@ from pathlib import Path
 
 from syncline_proto.errors import ConfigError, StoreError
 from syncline_proto.manifest import MANIFEST
+from syncline_proto.owners import SHARDS_MAX
 from syncline_sync.durability import StoreRefuses
 from syncline_sync.files import SEAL, is_there, read, replace_file, understood
 
@@ -112,7 +113,12 @@ def _of(mark: Path) -> tuple[int | None, int] | None:
         return None
     with understood(mark):
         told = json.loads(SEAL.open(read(mark)))
-        return told["index"], told["shards"]
+        index, shards = told["index"], told["shards"]
+        if not (index is None or type(index) is int) or type(shards) is not int:
+            raise TypeError("it names no seat")
+        if not 0 <= (index or 0) < shards <= SHARDS_MAX:
+            raise ValueError("there is no such seat")
+        return index, shards
 
 
 def _of_others(data: Path) -> tuple[int | None, int] | None:

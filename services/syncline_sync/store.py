@@ -46,6 +46,7 @@ from syncline_sync.files import (
     writing,
 )
 from syncline_sync.fragment_store import FragmentStore
+from syncline_sync.saved import COUNT_MAX
 
 
 class RunStore:
@@ -123,7 +124,7 @@ class RunStore:
             return 1
         with understood(path):
             epoch = json.loads(SEAL.open(read(path)))["epoch"]
-            if type(epoch) is not int or epoch < 1:
+            if type(epoch) is not int or not 1 <= epoch <= COUNT_MAX:
                 raise ValueError("it names no epoch")
             return epoch
 

@@ -55,15 +55,16 @@ async def until_in(function: str) -> None:
         await asyncio.sleep(0.05)
 
 
+def settings_of(data: Path, control: int = 9) -> SyncSettings:
+    url, (port, health, metrics) = f"http://127.0.0.1:{control}", free_ports(3)
+    return SyncSettings(data=data, control=url, port=port, health_port=health, metrics_port=metrics)
+
+
 @asynccontextmanager
 async def served(data: Path, control: int = 9) -> AsyncIterator[Any]:
     """What calls a whole service; SIGTERM ends that, and is found to be right to."""
-    url, (port, health, metrics) = f"http://127.0.0.1:{control}", free_ports(3)
-    settings = SyncSettings(
-        data=data, control=url, port=port, health_port=health, metrics_port=metrics
-    )
-    serving = asyncio.create_task(process.serve(settings))
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    serving = asyncio.create_task(process.serve(settings := settings_of(data, control)))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{settings.port}") as channel:
         await channel.channel_ready()
         yield sync_pb2_grpc.SyncServiceStub(channel)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -136,6 +137,24 @@ def test_an_older_revision_is_being_read(tmp_path: Path) -> None:
             pull = stub.Pull(pb.PullRequest(run=RUN, revision=0))
             await pull.read()
             await until_in("hold")
+
+    with contextlib.ExitStack() as stack:
+        asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("name", "function"), [("membership.json", "read_bytes"), ("r00000001*", "opened")]
+)
+def test_what_is_there_at_the_start_is_being_read(tmp_path: Path, name: str, function: str) -> None:
+    async def scenario() -> None:
+        await left_behind(tmp_path)
+        (path,) = tmp_path.rglob(name)
+        stack.enter_context(hung(path, os.O_RDWR))
+        serving = asyncio.create_task(process.serve(settings_of(tmp_path)))
+        await until_in(function)
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(DiskHangs, match=r"^The disk of .* nothing that was published is lost"):
+            await serving
 
     with contextlib.ExitStack() as stack:
         asyncio.run(scenario())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from syncline_proto.errors import StoreDamaged
-from syncline_proto.rest import Membership
+from syncline_proto.rest import Membership, RunMembership, RunState
 from syncline_proto.settings import RunSettings
 from syncline_sync import residence
 from syncline_testing.service import RUN, Service, flat_layout, service
@@ -84,5 +86,34 @@ def test_of_more_ended_runs_than_are_kept_in_memory_each_is_there_for_who_asks(
                 assert len(s.residence.runs) <= 2, "as many as are kept"
             for name in names:
                 assert await s.residence.run(name) is s.residence.runs[name]
+
+    asyncio.run(scenario())
+
+
+def test_a_fragment_that_is_lost_with_its_mark_is_not_begun_anew(tmp_path: Path) -> None:
+    """Whoever came first would else set its parameters, in the midst of a run."""
+    layout = flat_layout(10, 10)
+
+    async def scenario() -> None:
+        async with service(tmp_path, ALONE) as s:
+            await s.members({"a": 1})
+            await s.open(layout, "a")
+            for fragment in range(2):
+                await s.offer(np.ones(10, np.float32), "a", fragment=fragment)
+            one = {"fragment": 1, "base_revision": 0}
+            await s.push(np.ones(10, np.float32), "a", **one)
+            await s.pull(fragment=1, revision=1)
+            word = RunMembership(
+                run=RUN, state=RunState.RUNNING, settings=ALONE, settings_version=1, members=[]
+            )
+        shutil.rmtree(tmp_path / "runs" / RUN / "00000")
+        (tmp_path / "runs" / RUN / "00000.begun").unlink()
+        async with service(tmp_path, ALONE) as s:
+            await s.host.follow(Membership(version=1, runs=[word]))
+            assert s.residence.runs[RUN].unbegun == layout.fragments[0].name, "it may be so yet"
+            gone_on = word.model_copy(update={"revision": 1})
+            await s.host.follow(Membership(version=2, runs=[gone_on]))
+            with pytest.raises(StoreDamaged, match=f"fragment {layout.fragments[0].name} in"):
+                await s.residence.run(RUN)
 
     asyncio.run(scenario())

@@ -194,3 +194,15 @@ def test_what_cannot_be_looked_at_is_not_taken_for_left(tmp_path: Path) -> None:
     (folders[0] / MARK).symlink_to(MARK)  # which leads to itself
     sweep_aside(tmp_path)
     assert [folder.exists() for folder in folders] == [True, False]
+
+
+@pytest.mark.parametrize("link", ["restoring", f"restoring/{ORIGIN.id}"])
+def test_what_a_link_leads_to_is_not_swept(tmp_path: Path, link: str) -> None:
+    others = aside(tmp_path / "others", "next", ORIGIN, whole=False)
+    at = tmp_path / "mine" / link
+    at.parent.mkdir(parents=True)
+    at.symlink_to(tmp_path / "others" / link)
+    sweep_aside(tmp_path / "mine")
+    assert others.exists()
+    sweep_aside(tmp_path / "others")
+    assert not others.exists()

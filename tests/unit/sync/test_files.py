@@ -24,7 +24,7 @@ from syncline_sync.files import (
     reading,
     replace_file,
 )
-from syncline_sync.saved import check_numbers, saved_from_json, saved_to_json
+from syncline_sync.saved import COUNT_MAX, check_numbers, saved_from_json, saved_to_json
 
 
 def file_of(header: object, body: bytes = b"") -> bytes:
@@ -96,9 +96,13 @@ def test_arrays_of_another_kind_are_told_though_they_have_the_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    "odd", [{"epoch": "1"}, {"last": {"a": {"seq": 1}}}, {"down": "fp8"}, {"statistics": []}]
+    "odd",
+    [
+        *({"epoch": "1"}, {"last": {"a": {"seq": 1}}}, {"down": "fp8"}, {"statistics": []}),
+        *({"committed_tokens": COUNT_MAX + 1}, {"revision": -1}),
+    ],
 )
-def test_a_memory_of_other_types_is_told(odd: dict[str, Any]) -> None:
+def test_a_memory_of_other_types_or_sizes_is_told(odd: dict[str, Any]) -> None:
     text = saved_to_json(Saved(committed_tokens=3))
     assert saved_from_json(text) == Saved(committed_tokens=3)
     with pytest.raises(ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from pydantic import ValidationError
 
 from syncline_proto.errors import ConfigError, StoreDamaged, StoreError
 from syncline_proto.manifest import MANIFEST
+from syncline_proto.owners import SHARDS_MAX
+from syncline_sync.files import SEAL
 from syncline_sync.seating import MARK, data_folder, folder_of, take_seat
 from syncline_sync.settings import SyncSettings
 from syncline_sync.supervisor import environment, settings_of, supervise
@@ -52,6 +55,19 @@ def test_a_store_is_taken_up_by_its_own_seat_alone(tmp_path: Path) -> None:
     for other in [(1, 2), (0, 3), (0, 1), (None, 2)]:
         with pytest.raises(ConfigError, match=r"0 of 2; start it with --shards 2 --index 0"):
             take_seat(tmp_path, *other)
+
+
+@pytest.mark.parametrize(
+    ("index", "shards"), [(None, "2"), ("0", 2), (2, 2), (-1, 2), (0, 0), (0, SHARDS_MAX + 1)]
+)
+def test_a_seat_that_there_is_not_is_damage(tmp_path: Path, index: object, shards: object) -> None:
+    mark = SEAL.close(json.dumps({"index": index, "shards": shards}))
+    for folder in (tmp_path, tmp_path / "sync-0"):
+        begun(folder)
+    (tmp_path / MARK).write_bytes(mark)
+    for folder in (tmp_path, tmp_path / "sync-0"):
+        with pytest.raises(StoreDamaged, match=rf"{MARK} is damaged"):
+            take_seat(folder, 0, 2)
 
 
 def test_a_store_of_before_is_a_single_services(tmp_path: Path) -> None:

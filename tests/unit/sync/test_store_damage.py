@@ -17,6 +17,7 @@ from syncline_sync.entries import Place
 from syncline_sync.files import SEAL
 from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.run import Recalled
+from syncline_sync.saved import COUNT_MAX
 from syncline_sync.store import RunStore
 from syncline_testing.service import flat_layout
 from syncline_testing.stored import SIZE, fragment, gradient, revision, values
@@ -194,6 +195,9 @@ def test_an_epoch_that_is_lost_does_not_begin_again(tmp_path: Path) -> None:
     store.save_epoch(3)
     assert Recalled.read(store).epoch == 3
     store.fragments(layout)[0].fall_behind()  # what a kill left does not hide it
+    store.save_epoch(COUNT_MAX + 1)
+    with pytest.raises(StoreDamaged, match=r"epoch\.json is damaged.*names no epoch"):
+        Recalled.read(store)
     store.epoch_file.unlink()
     with pytest.raises(StoreDamaged, match=r"epoch\.json is missing"):
         Recalled.read(store)
