@@ -15,7 +15,7 @@ import json
 from functools import cached_property
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from syncline_proto.errors import CheckpointDamaged, InvalidRequest
 from syncline_proto.layout import Layout, layout_from_json
@@ -31,6 +31,9 @@ MANIFEST_BYTES_MAX = 64 << 20
 
 FORMAT = 1
 """Of the manifest; another one is refused rather than guessed at."""
+
+TIME_MAX = 253_402_300_800.0
+"""No calendar of Python's goes beyond the year 9999."""
 
 FILE_PATTERN = r"^[0-9]{5,6}-[0-9a-f]{8}\.safetensors$"
 
@@ -63,7 +66,7 @@ class Manifest(Form):
     """Of all fragments; of a run whose rounds do not wait, the smallest."""
     committed_tokens: Count
     """Of the run: those of its last fragment."""
-    created_at: FiniteFloat
+    created_at: float = Field(ge=0.0, lt=TIME_MAX)
     """Seconds since 1970, UTC."""
     fingerprint: str
     """Of the layout."""
@@ -96,6 +99,8 @@ class Manifest(Form):
         fragments = [entry.fragment for entry in self.entries]
         if fragments != list(range(len(self.parsed_layout.fragments))):
             raise ValueError("it has not exactly one file for each fragment, in order")
+        if any(entry.file != file_name(entry.fragment, entry.crc32c) for entry in self.entries):
+            raise ValueError("a file is not named by its fragment and its CRC-32C")
         revisions = {entry.revision for entry in self.entries}
         if min(revisions) != self.revision or (
             len(revisions) > 1 and not self.settings.asynchronous

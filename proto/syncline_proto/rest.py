@@ -263,7 +263,8 @@ class RunMembership(Answer):
     origin: Origin | None = None
     revision: int = 0
     """Every fragment has come as far, or further. A sync service that has nothing of a run that has
-    gone on (0, or its origin's: it has not) is on another folder than the run's."""
+    gone on (0, or its origin's: it has not) is on another folder than the run's; one that has less
+    is on an older copy of its folder."""
     phase: int = 0
     """How often the synchronous phase has started again, where several services share the run."""
     phase_ended: bool = False

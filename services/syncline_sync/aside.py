@@ -84,7 +84,7 @@ class Aside:
             CheckpointError: the disk refuses.
         """
         self.drop()
-        with _not_ours():
+        with not_ours():
             for folder in (self._store.root.parent, self._store.root):
                 make_folder(folder)
             self._store.begin()
@@ -101,7 +101,7 @@ class Aside:
         fetched = store.folder.with_name(f"{store.folder.name}.fetched")
         where = f"{depot.url}/{entry.file}"
         crc, size = 0, 0
-        with _not_ours(), writing(fetched):
+        with not_ours(), writing(fetched):
             with opened(fetched, lambda: fetched.open("w+b")) as file:
                 for piece in depot.pieces(entry.file):
                     crc, size = crc32c(piece, crc), size + len(piece)
@@ -119,7 +119,7 @@ class Aside:
         Raises:
             CheckpointError: the disk refuses.
         """
-        with _not_ours():
+        with not_ours():
             replace_file(self._store.folder / MARK, SEAL.close(json.dumps(self._mark)))
 
     def adopt(self, checkpoint: str) -> bool:
@@ -231,7 +231,7 @@ def _commit(store: FragmentStore, entry: Entry, file: int, where: str) -> None:
 
 
 @contextlib.contextmanager
-def _not_ours() -> Generator[None]:
+def not_ours() -> Generator[None]:
     """A disk that refuses here stops the restore, and no run that is at work."""
     try:
         yield

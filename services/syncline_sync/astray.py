@@ -13,6 +13,9 @@ from syncline_proto.rest import Membership, RunMembership
 from syncline_sync.files import MEND
 from syncline_sync.run import RunHost
 
+FALLEN_MAX = 1
+"""Revisions by which a fragment falls back, and its replicas hear of that."""
+
 
 def has_gone_on(run: RunMembership) -> bool:
     """Whether every fragment has had a round, so that every service has something of the run."""
@@ -40,6 +43,17 @@ def missing(host: RunHost, run: RunMembership, root: Path) -> StoreDamaged | Non
             f"it has gone on, and there is nothing of its fragment {lost} in {root}. {MEND}"
         )
     return None
+
+
+def is_older(host: RunHost, run: RunMembership) -> bool:
+    """Whether the control plane has heard of revisions that are lost, and nobody here knows of it.
+
+    It hears of a round only once that is published. So the folder is a copy from before the last
+    rounds, and its word came after that was read. Of a fall-back it may not have heard.
+    """
+    runners = host.runners.values()
+    newest = min((runner.latest.revision for runner in runners), default=run.revision)
+    return max(newest + FALLEN_MAX, host.heard) < run.revision
 
 
 def without_others(

@@ -7,6 +7,7 @@ at work.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
@@ -28,8 +29,9 @@ from syncline_proto.names import NAME_WORDS, valid_name
 from syncline_proto.reports import EventIn
 from syncline_proto.v1 import checkpoints_pb2 as pb
 from syncline_proto.v1 import checkpoints_pb2_grpc
-from syncline_sync.aside import Aside, sweep_aside
-from syncline_sync.copies import Copies, Copying
+from syncline_sync.aside import Aside, not_ours, sweep_aside
+from syncline_sync.copies import COPIES, Copies, Copying
+from syncline_sync.files import writing
 from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.pins import Pin, Pinned, pin_all, pin_folder, unpin
 from syncline_sync.pool import to_the_end
@@ -131,6 +133,9 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
         if await self._copies.do(aside.keep):
             yield pb.RestoreFragmentsResponse(bytes_done=total, bytes_total=total, restored=mine)
             return
+        largest = max((manifest.entries[f].bytes for f in mine), default=0)
+        room = total + COPIES * largest  # each is there twice for a moment
+        await self._copies.do(_see_room, self._shared.root, room, self._residence.commit_bytes)
         is_whole = False
         try:
             places = await self._copies.do(aside.begin, manifest)
@@ -280,6 +285,23 @@ def _see_free(depot: Depot) -> None:
     """
     if MANIFEST in depot.sizes():
         raise _there_already(depot)
+
+
+def _see_room(root: Path, wanted: int, kept_free: int) -> None:
+    """See that what is restored leaves the runs at work the room for their next rounds.
+
+    Raises:
+        CheckpointError: it does not.
+    """
+    with not_ours(), writing(root):
+        disk = os.statvfs(root)
+    free = disk.f_bavail * disk.f_frsize
+    if free < wanted + kept_free:
+        raise CheckpointError(
+            f"The checkpoint is not restored. It takes {wanted:,} bytes, the next rounds of the "
+            f"runs here {kept_free:,}, and the disk of {root} has {free:,} free. Free more, then "
+            "try again: the runs here go on."
+        )
 
 
 def _there_already(depot: Depot) -> CheckpointError:

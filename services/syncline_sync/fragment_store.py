@@ -220,6 +220,12 @@ class FragmentStore:
                 raise ValueError("it names no revision")
             return entries
 
+    @property
+    def newest(self) -> int | None:
+        """The newest revision that its head names; as ``head``."""
+        entries = self.head() or ()
+        return next((entry.revision for entry in entries if not entry.alone), None)
+
     def name(self, entries: list[Entry]) -> None:
         """Let these files, newest first, be the ones that count, in one step."""
         head = json.dumps({"files": [asdict(e) for e in entries]})
@@ -284,11 +290,11 @@ class FragmentStore:
         """Check a file and read what was saved in it; its arrays and reports only if wanted."""
         path = self.folder / entry.file
         with reading(path) as file:
-            size, crc = checksum_of(file)
-            if size != entry.bytes:
+            if (size := os.fstat(file).st_size) != entry.bytes:  # it may be of any length
                 said = f"{size} bytes where the head names {entry.bytes}"
                 raise StoreDamaged(f"{path} is damaged: {said}. {MEND}")
-            if crc != entry.crc32c:
+            size, crc = checksum_of(file)
+            if (size, crc) != (entry.bytes, entry.crc32c):
                 said = f"its {size} bytes have another checksum than the head names"
                 raise StoreDamaged(f"{path} is damaged: {said}. {MEND}")
             with understood(path):

@@ -16,7 +16,7 @@ import structlog
 from syncline_proto.errors import LeaseLost, RunUnknown, StoreDamaged
 from syncline_proto.reports import EventIn
 from syncline_proto.rest import Membership, PhaseVote, RunMembership
-from syncline_sync.astray import has_gone_on, missing, without_others
+from syncline_sync.astray import has_gone_on, is_older, missing, without_others
 from syncline_sync.fallback import fall_back
 from syncline_sync.residence import Residence
 from syncline_sync.run import RunHost
@@ -81,14 +81,18 @@ class Host:
         if self._residence.is_damaged(run.run):
             return True
         host = self._residence.runs.get(run.run)
-        if host is None or not host.keeps(run.settings):
+        if host is None or not host.keeps(run.settings) or is_older(host, run):
             return False
         return missing(host, run, self._shared.root) is None
 
     async def _prepare(self, run: RunMembership) -> None:
-        there, origin = self._residence, None if has_gone_on(run) else run.origin
+        there, host = self._residence, self._residence.runs.get(run.run)
+        origin, heard = (None, run.revision) if has_gone_on(run) else (run.origin, 0)
+        if host is not None and is_older(host, run):
+            there.put_aside(host)  # it comes back in a new epoch
+            host = None
         try:
-            host = there.runs.get(run.run) or await there.load(run.run, run.settings, origin)
+            host = host or await there.load(run.run, run.settings, origin, heard)
         except StoreDamaged:
             return  # it has been told of; the others go on
         try:

@@ -26,14 +26,19 @@ class Recalled:
     epoch: int = 1
     went_back: bool = False
     """Whether something that was published may be lost, so that the epoch is a new one."""
+    heard: int = 0
+    """The revision that the control plane had heard of, of every fragment."""
+    lacks: int | None = None
+    """The newest that is here of a fragment that lacks it; None if none does."""
 
     @classmethod
-    def read(cls, store: RunStore, seat: Seat = ALONE) -> Recalled:
+    def read(cls, store: RunStore, seat: Seat = ALONE, heard: int = 0) -> Recalled:
         """Heavy where there is something: call it in the threads of the disk.
 
         Where a service was killed that published before it wrote, nobody knows what replicas have
-        seen: all that they hold is of an epoch that has ended. That is on the disk before anybody
-        is told.
+        seen: all that they hold is of an epoch that has ended. So it is where the control plane has
+        ``heard`` of more than is here, which is an older copy then. That is on the disk before
+        anybody is told.
 
         Raises:
             StoreDamaged: a file is missing, short, or fails its checksum; the message names it.
@@ -44,12 +49,18 @@ class Recalled:
         if layout is None:
             return cls(None, {}, epoch)
         fragments = store.fragments(layout, seat.owned(layout))
-        behind = [fragment for fragment in fragments if fragment.is_behind]
-        found = read_fragments(fragments, epoch + bool(behind))
+        behind = {fragment for fragment in fragments if fragment.is_behind}
+        newest = {fragment: fragment.newest for fragment in fragments}
+        # Of what is behind a kill takes one.
+        older = [
+            at for one, at in newest.items() if at is not None and at + (one in behind) < heard
+        ]
+        went_back = bool(behind or older)
+        found = read_fragments(fragments, epoch + went_back)
         _check_epoch(store, epoch, found)
-        epoch += bool(behind)
-        recalled = cls(layout, found, epoch, bool(behind))
-        if behind:
+        epoch += went_back
+        recalled = cls(layout, found, epoch, went_back, heard, min(older, default=None))
+        if went_back:
             store.save_epoch(epoch)
             for fragment in behind:
                 fragment.catch_up()

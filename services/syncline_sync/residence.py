@@ -37,9 +37,18 @@ ENDED_MAX = 16
 
 SWEEP_S = 30.0
 
+COMMIT_BYTES = 10
+"""Of an element in a revision's file, at most: parameters and momentum, and what is published."""
+
 WENT_BACK = (
     "The sync service ended before all that it had published was on the disk: what it published "
-    "last may be lost. Epoch {} begins: replicas move their progress onto what is there."
+    "last may be lost. Epoch {0.epoch} begins: replicas move their progress onto what is there."
+)
+
+OLDER_COPY = (
+    "{1} is an older copy of what it was: the control plane has heard of revision {0.heard}, and "
+    "{0.lacks} is the newest there of a fragment. What came after that is lost. Epoch {0.epoch} "
+    "begins: replicas move their progress onto what is there."
 )
 
 RESTORED = "Begun at revision {0.revision} of the checkpoint {0.checkpoint}."
@@ -78,6 +87,12 @@ class Residence:
         """How many are ours, of all runs in memory."""
         return sum(len(host.runners) for host in self._runs.values())
 
+    @property
+    def commit_bytes(self) -> int:
+        """At most what the runs at work take of the disk for another round of every fragment."""
+        at_work = [host.runners for host in self._runs.values() if host.ended_at_s is None]
+        return sum(COMMIT_BYTES * one.numel for runners in at_work for one in runners.values())
+
     def is_damaged(self, name: str) -> bool:
         """Whether it is served to nobody, until the process ends."""
         return name in self._damaged
@@ -112,19 +127,24 @@ class Residence:
         return host
 
     async def load(
-        self, name: str, settings: RunSettings | None, origin: Origin | None = None
+        self,
+        name: str,
+        settings: RunSettings | None,
+        origin: Origin | None = None,
+        heard: int = 0,
     ) -> RunHost:
         """The run, read from the store in the pool; whoever else asks meanwhile gets the same.
 
         Without ``settings`` it has those that the store has. One with an ``origin`` begins from
-        what was fetched of that.
+        what was fetched of that. The control plane has ``heard`` of this revision.
 
         Raises:
             StoreDamaged: a file is missing, short, or fails its checksum; the message names it.
         """
         task = self._loads.get(name)
         if task is None:
-            task = self._loads[name] = asyncio.create_task(self._load(name, settings, origin))
+            loading = self._load(name, settings, origin, heard)
+            task = self._loads[name] = asyncio.create_task(loading)
         try:
             return await asyncio.shield(task)  # who stops waiting does not stop the others
         finally:
@@ -136,7 +156,7 @@ class Residence:
             return
         host = self._runs.get(name)
         if host is not None:
-            self._put_aside(host)
+            self.put_aside(host)
         seat = self._shared.seat
         whose = f" by sync service {seat}" if seat.shards > 1 else ""
         self._damaged[name] = f"Run {name} is not served{whose}: {why}"
@@ -173,13 +193,13 @@ class Residence:
             async with asyncio.timeout(STOP_S):
                 await asyncio.gather(*self._loads.values(), return_exceptions=True)
                 for host in list(self._runs.values()):
-                    self._put_aside(host)
+                    self.put_aside(host)
                 await all_of(self._stops.values())
         except TimeoutError as error:
             raise DiskHangs(self._shared.root, STOP_S) from error
 
     async def _load(
-        self, name: str, settings: RunSettings | None, origin: Origin | None
+        self, name: str, settings: RunSettings | None, origin: Origin | None, heard: int
     ) -> RunHost:
         store = RunStore(self._shared.root, name)
         try:
@@ -190,10 +210,13 @@ class Residence:
                 aside = Aside(store.root, name, origin.id, self._shared.seat)
                 begins = await self._shared.at_disk(aside.adopt, origin.checkpoint)
             settings = settings or await self._shared.at_disk(store.load_settings)
-            recalled = await self._shared.at_disk(Recalled.read, store, self._shared.seat)
+            recalled = await self._shared.at_disk(Recalled.read, store, self._shared.seat, heard)
             self.check_whole(name)  # it may have been given up meanwhile
             if recalled.went_back:
-                self._tell(name, "run.went_back", WENT_BACK.format(recalled.epoch))
+                form = WENT_BACK if recalled.lacks is None else OLDER_COPY
+                why = form.format(recalled, store.folder)
+                log.warning("run went back", run=name, why=why)
+                self._tell(name, "run.went_back", why)
             host = self._runs[name] = RunHost(name, settings, recalled, self._shared, begins=begins)
             self._count()
             if begins and origin and self._shared.seat.index == 0:  # the same of all services
@@ -212,13 +235,16 @@ class Residence:
         ended = [host for host in self._runs.values() if host.ended_at_s is not None]
         ended.sort(key=lambda host: host.asked_at_s, reverse=True)
         return [
-            self._put_aside(host)
+            self.put_aside(host)
             for place, host in enumerate(ended)
             if place >= ENDED_MAX - beside or (host.ended_at_s or 0.0) < kept_from_s
         ]
 
-    def _put_aside(self, host: RunHost) -> asyncio.Task[None]:
-        """Take a run out of service at once, and out of memory when it has come to rest."""
+    def put_aside(self, host: RunHost) -> asyncio.Task[None]:
+        """Take a run out of service at once, and out of memory when it has come to rest.
+
+        Whoever asks for it meanwhile waits for that, and has it read anew.
+        """
         del self._runs[host.name]
         self._count()
         task = self._stops[host.name] = asyncio.create_task(self._stopped(host))

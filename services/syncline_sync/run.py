@@ -86,6 +86,8 @@ class RunHost:
         self._dropping: asyncio.Task[None] | None = None
         self._shared = shared
         self._store, self.epoch = RunStore(shared.root, name), recalled.epoch
+        self.heard = recalled.heard
+        """The control plane may name this revision where we have gone back from it."""
         self._running, self._is_ending = True, False
         self._stamp = MembershipStamp()
         self._phase: tuple[int, bool] | None = None

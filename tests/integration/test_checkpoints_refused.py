@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -16,8 +17,9 @@ from syncline_proto.reports import EventIn
 from syncline_proto.v1 import checkpoints_pb2
 from syncline_sync import checkpoints
 from syncline_sync.aside import sweep_aside
-from syncline_sync.copies import CALLS_MAX
+from syncline_sync.copies import CALLS_MAX, COPIES
 from syncline_sync.pins import sweep_pins
+from syncline_sync.residence import COMMIT_BYTES
 from syncline_sync.seating import folder_of, take_seat
 from syncline_testing.keeping import (
     FRAGMENTS,
@@ -314,3 +316,27 @@ def test_what_a_kill_left_pinned_is_swept(tmp_path: Path) -> None:
     (tmp_path / "pinned" / "0123" / "00000.safetensors").write_bytes(b"held")
     sweep_pins(tmp_path)
     assert not (tmp_path / "pinned").exists()
+
+
+def test_a_restore_leaves_the_runs_at_work_the_room_for_their_next_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = str(tmp_path / "kept" / "one")
+
+    async def scenario() -> None:
+        async with service(tmp_path / "store", SETTINGS) as s:
+            await started(s)
+            whole = await save(s, LAYOUT, url, 0)
+            twice = COPIES * max(entry.bytes for entry in whole.entries)
+            room = whole.bytes + twice + sum(COMMIT_BYTES * f.numel for f in LAYOUT.fragments)
+            disk = SimpleNamespace(f_bavail=room - 1, f_frsize=1)
+            monkeypatch.setattr(os, "statvfs", lambda path: disk)
+            with pytest.raises(grpc.aio.AioRpcError, match="the runs here go on") as error:
+                await fetch(s, url, "another")
+            assert code(error) == "CHECKPOINT"
+            assert not (tmp_path / "store" / "restoring").exists()
+            disk.f_bavail += 1
+            await fetch(s, url, "another")
+            assert not s.faults
+
+    asyncio.run(scenario())

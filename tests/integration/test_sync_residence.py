@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from syncline_proto.errors import StoreDamaged
-from syncline_proto.rest import Membership, RunMembership, RunState
+from syncline_proto.reports import EventIn
+from syncline_proto.rest import Member, Membership, RunMembership, RunState
 from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import residence
 from syncline_testing.service import RUN, Service, flat_layout, service
 
@@ -115,5 +117,70 @@ def test_a_fragment_that_is_lost_with_its_mark_is_not_begun_anew(tmp_path: Path)
             await s.host.follow(Membership(version=2, runs=[gone_on]))
             with pytest.raises(StoreDamaged, match=f"fragment {layout.fragments[0].name} in"):
                 await s.residence.run(RUN)
+
+    asyncio.run(scenario())
+
+
+def gone_on(revision: int) -> Membership:
+    """The control plane's word on the run, whose every fragment it knows to be so far."""
+    run = RunMembership(
+        run=RUN,
+        state=RunState.RUNNING,
+        settings=ALONE,
+        settings_version=1,
+        members=[Member(replica="a", incarnation=1)],
+        revision=revision,
+    )
+    return Membership(version=revision, runs=[run])
+
+
+@pytest.mark.parametrize("is_read", [False, True], ids=["before it is read", "after that"])
+def test_an_older_copy_of_the_folder_begins_an_epoch(tmp_path: Path, is_read: bool) -> None:
+    """Else what replicas hold of lost revisions would be taken for those that come in their place.
+
+    The copy may have a word of the control plane that is as old.
+    """
+
+    async def scenario() -> None:
+        async with service(tmp_path / "newest", ALONE) as s:
+            await begun(s, RUN)
+            await s.offer(np.ones(10, np.float32), "a")
+            await s.pull(revision=0)
+            shutil.copytree(tmp_path / "newest", tmp_path / "older")
+            for base in range(3):
+                await s.push(np.ones(10, np.float32), "a", base_revision=base)
+            await s.pull(revision=3)
+        async with service(tmp_path / "older", ALONE) as s:
+            if is_read:
+                await s.host.follow(gone_on(0))
+                assert (await s.status()).epoch == 1
+            await s.host.follow(gone_on(3))
+            status = await s.status()
+            assert (status.epoch, status.fragments[0].revision) == (2, 0)
+            (told,) = [one for one in s.reports if isinstance(one, EventIn)]
+            assert told.kind == "run.went_back"
+            assert "has heard of revision 3, and 0 is the newest" in told.message
+            for heard in (3, 0, 3):  # what the control plane says until it has heard of that
+                await s.host.follow(gone_on(heard))
+            lost = await s.push(np.ones(10, np.float32), "a", seq=9, base_revision=0)
+            assert lost.verdict == pb.VERDICT_STALE
+            await s.push(np.ones(10, np.float32), "a", seq=10, base_revision=0, epoch=2)
+            assert (await s.pull(revision=1))[0].epoch == 2
+            assert not s.faults
+
+    asyncio.run(scenario())
+
+
+def test_a_folder_that_has_all_that_was_heard_of_goes_on_in_its_epoch(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, ALONE) as s:
+            await begun(s, RUN)
+            await s.offer(np.ones(10, np.float32), "a")
+            await s.push(np.ones(10, np.float32), "a", base_revision=0)
+            await s.pull(revision=1)
+        for heard in (0, 1):
+            async with service(tmp_path, ALONE) as s:
+                await s.host.follow(gone_on(heard))
+                assert (await s.status()).epoch == 1
 
     asyncio.run(scenario())

@@ -6,6 +6,7 @@ microseconds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from syncline_proto.codec import Float32, encode, square_sum
+from syncline_proto.codec import Float32, codec_of, encode
 from syncline_proto.settings import RunSettings
 from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
@@ -26,6 +27,16 @@ def payload_of(values: Float32) -> merge.Payload:
     """A whole fragment as one shard, fp32."""
     whole = Extent.of(np.array([[0, values.size]], np.int64))
     return merge.Payload(pb.CODEC_FP32, (bytes(encode(values, pb.CODEC_FP32)),), whole)
+
+
+def norm_of(values: Float32) -> float:
+    """||values|| as a service takes it of a push in fp32.
+
+    To the last bit: by the very loop, since compilers add in another order in each.
+    """
+    codec = codec_of(pb.CODEC_FP32)
+    kept = np.empty(codec.size(values.size), np.uint8)
+    return math.sqrt(codec.copy(encode(values, codec.number), kept, values.size))
 
 
 def whole_push(replica: str, **given: Any) -> WholePush:
@@ -73,7 +84,7 @@ class PureFragment:
     ) -> WholePush:
         self.seqs[replica] = self.seqs.get(replica, 0) + 1
         with np.errstate(over="ignore", invalid="ignore"):
-            norm = float(np.sqrt(square_sum(values)))
+            norm = norm_of(values)
         return whole_push(
             replica,
             incarnation=self.members[replica],
