@@ -102,7 +102,7 @@ class RunView(Answer):
     replicas_wanted: int | None = None
     """How many there should be (``PUT …/scale``); None: nobody has said."""
     revision: int = 0
-    """The smallest revision over the run's fragments."""
+    """The smallest revision over the run's fragments, once all are known."""
     fragment_rounds: int = 0
     """Rounds committed, added up over all fragments."""
     exclusions: int = 0

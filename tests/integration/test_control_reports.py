@@ -68,6 +68,16 @@ async def test_a_run_stands_where_its_slowest_fragment_stands(api: httpx.AsyncCl
     assert (await run(api))["revision"] == 2
 
 
+async def test_a_run_stands_nowhere_before_all_its_fragments_are_known(
+    api: httpx.AsyncClient,
+) -> None:
+    """Its other sync services may not have been heard: they would be taken for behind."""
+    await report(api, round_of(0, 5, fragments=2))
+    assert (await run(api))["revision"] == 0
+    await report(api, round_of(1, 3, fragments=2))
+    assert (await run(api))["revision"] == 3
+
+
 async def test_the_last_fragment_counts_the_tokens_of_the_run(api: httpx.AsyncClient) -> None:
     excluded = round_of(0, 1, push("a", 1.0), push("b", 0.0), committed_tokens=100)
     await report(api, excluded, round_of(1, 1, committed_tokens=200))

@@ -82,7 +82,8 @@ def _add_rounds(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> No
     # All services say the same of a run: so a wrong word is not the last, nor what it named.
     run_row.fragments = max(report.fragments for report in reports) or run_row.fragments
     own = {n: row for n, row in fragments.items() if n < run_row.fragments} or fragments
-    run_row.revision = min(row.revision for row in own.values())
+    if len(own) >= run_row.fragments:  # of all others nobody knows yet how far they are
+        run_row.revision = min(row.revision for row in own.values())
     run_row.committed_tokens = run_tokens({n: row.committed_tokens for n, row in own.items()})
     _see_who_takes_part(run_row, replicas, fragments, reports)
     tx.session.flush()
