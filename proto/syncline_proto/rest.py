@@ -275,7 +275,9 @@ class RunMembership(Answer):
 
 
 class Membership(Answer):
-    """Every run that has not ended. ``version`` changes whenever anything below it does."""
+    """Every run that has not ended. ``version`` changes whenever anything below it does, but for a
+    ``revision`` that grows.
+    """
 
     version: int
     runs: list[RunMembership]

@@ -55,6 +55,10 @@ async def run(api: httpx.AsyncClient) -> dict[str, Any]:
     return (await api.get("/v1/runs/r")).json()
 
 
+async def membership(api: httpx.AsyncClient) -> dict[str, Any]:
+    return (await api.get("/v1/membership")).json()
+
+
 async def replica(api: httpx.AsyncClient, name: str) -> dict[str, Any]:
     listed = (await api.get("/v1/runs/r/replicas")).json()
     return next(one for one in listed if one["replica"] == name)
@@ -90,8 +94,12 @@ async def test_a_report_that_comes_late_moves_nothing_back_and_a_restore_does(
     await report(api, round_of(0, 3))
     await report(api, round_of(0, 2))
     assert (await run(api))["revision"] == 3
+    before = await membership(api)
     await report(api, round_of(0, 1, committed_at=2000.0))
     assert (await run(api))["revision"] == 1
+    after = await membership(api)
+    assert after["runs"][0]["revision"] == 1
+    assert after["version"] > before["version"], "sync services compare it with what they have"
 
 
 async def test_who_goes_on_with_a_clock_set_back_is_heard(

@@ -82,8 +82,11 @@ def _add_rounds(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> No
     # All services say the same of a run: so a wrong word is not the last, nor what it named.
     run_row.fragments = max(report.fragments for report in reports) or run_row.fragments
     own = {n: row for n, row in fragments.items() if n < run_row.fragments} or fragments
+    before = run_row.revision
     if len(own) >= run_row.fragments:  # of all others nobody knows yet how far they are
         run_row.revision = min(row.revision for row in own.values())
+    if run_row.revision < before:  # sync services compare it with what they have
+        tx.bump()
     run_row.committed_tokens = run_tokens({n: row.committed_tokens for n, row in own.items()})
     _see_who_takes_part(run_row, replicas, fragments, reports)
     tx.session.flush()
