@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from syncline_proto.errors import StoreDamaged
@@ -32,13 +32,19 @@ class Recalled:
     """The newest that is here of a fragment that lacks it; None if none does."""
 
     @classmethod
-    def read(cls, store: RunStore, seat: Seat = ALONE, heard: int = 0) -> Recalled:
+    def read(
+        cls,
+        store: RunStore,
+        seat: Seat = ALONE,
+        heard: int = 0,
+        go_on: Callable[[], None] = lambda: None,
+    ) -> Recalled:
         """Heavy where there is something: call it in the threads of the disk.
 
         Where a service was killed that published before it wrote, nobody knows what replicas have
         seen: all that they hold is of an epoch that has ended. So it is where the control plane has
         ``heard`` of more than is here, which is an older copy then. That is on the disk before
-        anybody is told.
+        anybody is told. ``go_on`` is asked before each fragment, and stops that by what it raises.
 
         Raises:
             StoreDamaged: a file is missing, short, or fails its checksum; the message names it.
@@ -56,7 +62,7 @@ class Recalled:
             at for one, at in newest.items() if at is not None and at + (one in behind) < heard
         ]
         went_back = bool(behind or older)
-        found = read_fragments(fragments, epoch + went_back)
+        found = read_fragments(fragments, epoch + went_back, go_on)
         _check_epoch(store, epoch, found)
         epoch += went_back
         recalled = cls(layout, found, epoch, went_back, heard, min(older, default=None))
@@ -84,6 +90,12 @@ def _check_epoch(store: RunStore, epoch: int, found: Mapping[int, Stored]) -> No
             )
 
 
-def read_fragments(fragments: Sequence[FragmentStore], epoch: int) -> dict[int, Stored]:
-    """Fragments as their files have them, by number. As heavy as ``Recalled.read``."""
-    return {one.place.fragment: Stored.read(one, epoch) for one in fragments}
+def read_fragments(
+    fragments: Sequence[FragmentStore], epoch: int, go_on: Callable[[], None] = lambda: None
+) -> dict[int, Stored]:
+    """Fragments as their files have them, by number. As ``Recalled.read``."""
+    found: dict[int, Stored] = {}
+    for one in fragments:
+        go_on()
+        found[one.place.fragment] = Stored.read(one, epoch)
+    return found

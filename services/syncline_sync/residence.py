@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import structlog
 
-from syncline_proto.errors import RunUnknown, StoreDamaged, bare
+from syncline_proto.errors import RunUnknown, StoreDamaged, Unreachable, bare
 from syncline_proto.names import RUN_DAMAGED
 from syncline_proto.reports import EventIn
 from syncline_proto.rest import Origin
@@ -66,6 +66,7 @@ class Residence:
         """Runs on their way out; until one has stopped its files are its own: nobody loads it."""
         self._damaged: dict[str, str] = {}
         """Why a run is not served, in a sentence; until the process ends."""
+        self._is_ending = False
 
     @property
     def runs(self) -> Mapping[str, RunHost]:
@@ -189,6 +190,7 @@ class Residence:
             DiskHangs: that is not done within ``STOP_S``; what was not committed is lost.
             Exception: of a run that could not come to rest, once all others have.
         """
+        self._is_ending = True
         try:
             async with asyncio.timeout(STOP_S):
                 await asyncio.gather(*self._loads.values(), return_exceptions=True)
@@ -210,7 +212,9 @@ class Residence:
                 aside = Aside(store.root, name, origin.id, self._shared.seat)
                 begins = await self._shared.at_disk(aside.adopt, origin.checkpoint)
             settings = settings or await self._shared.at_disk(store.load_settings)
-            recalled = await self._shared.at_disk(Recalled.read, store, self._shared.seat, heard)
+            recalled = await self._shared.at_disk(
+                Recalled.read, store, self._shared.seat, heard, self._go_on
+            )
             self.check_whole(name)  # it may have been given up meanwhile
             if recalled.went_back:
                 form = WENT_BACK if recalled.lacks is None else OLDER_COPY
@@ -228,6 +232,15 @@ class Residence:
             raise StoreDamaged(self._damaged[name]) from None
         finally:
             del self._loads[name]
+
+    def _go_on(self) -> None:
+        """Asked in the midst of what takes long.
+
+        Raises:
+            Unreachable: the process ends, and nobody will need it.
+        """
+        if self._is_ending:
+            raise Unreachable("The sync service is ending; ask again once it is back.")
 
     def _put_surplus_aside(self, beside: int = 0) -> list[asyncio.Task[None]]:
         """Take those out of service; ``put_away`` waits until they are out of memory."""

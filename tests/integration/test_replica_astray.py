@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from syncline_proto.errors import RunConflict, StoreDamaged, SynclineError
+from syncline_proto.errors import RunConflict, StoreDamaged
 from syncline_proto.names import RUN_DAMAGED
 from syncline_testing.cluster import Cluster, Service, free_ports
 from syncline_testing.replicas import QUICK, Trial, joined
@@ -17,18 +19,18 @@ ALONE = {**QUICK, "min_replicas": 1}
 
 
 @pytest.mark.parametrize(
-    ("lost", "error", "what"),
+    ("lost", "what"),
     [
-        ("", StoreDamaged, "Start this sync service on the folder"),
-        ("00000*", RunConflict, "start the service on the folder"),
+        ("", "there is nothing of it in .* Start this sync service on the folder"),
+        ("00000*", "nothing of its fragment .* Bring it back from a copy"),
     ],
     ids=["all of it", "a fragment"],
 )
 def test_a_run_that_has_gone_on_is_not_begun_anew_where_there_is_nothing_of_it(
-    cluster: Cluster, lost: str, error: type[SynclineError], what: str
+    cluster: Cluster, lost: str, what: str
 ) -> None:
     """As where a service is started on another folder than the run's: its operator sees it."""
-    run = f"astray-{error.exit_code}"
+    run = f"astray-{len(lost)}"
     first = Trial(cluster.control_url, run, 0, settings=ALONE)
     with joined(first):
         first.step(5)
@@ -40,13 +42,12 @@ def test_a_run_that_has_gone_on_is_not_begun_anew_where_there_is_nothing_of_it(
     for path in moved:
         path.rename(away / path.name)
     cluster.sync.start()
-    with pytest.raises(error, match=what):
+    with pytest.raises(StoreDamaged, match=what):
         Trial(cluster.control_url, run, 1).replica.start()
-    if not lost:
-        events = f"/events?run={run}&kind={RUN_DAMAGED}"
-        wait_until(lambda: cluster.get(events) != [], 20, "its operator is told")
-        (told,) = cluster.get(events)
-        assert "nothing of it in" in told["message"]
+    events = f"/events?run={run}&kind={RUN_DAMAGED}"
+    wait_until(lambda: cluster.get(events) != [], 20, "its operator is told")
+    (told,) = cluster.get(events)
+    assert re.search(what, told["message"])
     cluster.sync.kill()
     assert not list(store.glob(f"runs/{run}/{lost or '*'}")), "nothing was begun anew"
     if not lost:
@@ -56,6 +57,28 @@ def test_a_run_that_has_gone_on_is_not_begun_anew_where_there_is_nothing_of_it(
     cluster.sync.start()
     with joined(second := Trial(cluster.control_url, run, 1, settings=ALONE)):
         assert second.replica.revision == first.replica.revision
+
+
+def test_a_replica_that_finds_a_fragment_lost_begins_it_no_more_than_its_service(
+    tmp_path: Path,
+) -> None:
+    """Which knows of the run's revisions by the control plane, whose database is lost as well."""
+    with Cluster(tmp_path) as cluster:
+        with joined(first := Trial(cluster.control_url, "lost", 0, settings=ALONE)):
+            first.step(5)
+        cluster.sync.kill()
+        cluster.control.kill()
+        for path in (*tmp_path.glob("store/runs/lost/00000*"), *tmp_path.glob("control*")):
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.suffix != ".log":
+                path.unlink()
+        (tmp_path / "store" / "membership.json").unlink()
+        cluster.control.start()
+        cluster.sync.start()
+        with pytest.raises(RunConflict, match="start the service on the folder"):
+            Trial(cluster.control_url, "lost", 1, settings=ALONE).replica.start()
+        assert not list(tmp_path.glob("store/runs/lost/00000*")), "nothing was begun anew"
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ import pytest
 from syncline_proto.codec import check_chunk, decode, published
 from syncline_proto.errors import Unreachable
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
-from syncline_proto.owners import Seat
 from syncline_proto.settings import RunSettings, TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import residence
@@ -213,9 +212,9 @@ def test_an_ended_run_is_read_once_off_the_loop_and_few_stay_in_memory(
     threads: list[tuple[str, threading.Thread]] = []
     read = Recalled.read
 
-    def watched(store: RunStore, seat: Seat) -> Recalled:
+    def watched(store: RunStore, *given: Any) -> Recalled:
         threads.append((store.folder.name, threading.current_thread()))
-        return read(store, seat)
+        return read(store, *given)
 
     async def scenario() -> None:
         for name in ("x", "y", "z"):

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from syncline_proto.errors import StoreDamaged
+from syncline_proto.errors import StoreDamaged, Unreachable
 from syncline_proto.reports import EventIn
 from syncline_proto.rest import Member, Membership, RunMembership, RunState
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import residence
+from syncline_sync.fragment_store import FragmentStore
+from syncline_sync.stored import Stored
 from syncline_testing.service import RUN, Service, flat_layout, service
 
 ALONE = RunSettings.model_validate(
@@ -117,6 +120,37 @@ def test_a_fragment_that_is_lost_with_its_mark_is_not_begun_anew(tmp_path: Path)
             await s.host.follow(Membership(version=2, runs=[gone_on]))
             with pytest.raises(StoreDamaged, match=f"fragment {layout.fragments[0].name} in"):
                 await s.residence.run(RUN)
+
+    asyncio.run(scenario())
+
+
+def test_a_run_that_is_being_read_is_not_read_to_its_end_where_the_service_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, read, is_ending = flat_layout(10, 3), Stored.read, threading.Event()
+    seen: list[int] = []
+
+    def slowly(store: FragmentStore, epoch: int) -> Stored:
+        seen.append(store.place.fragment)
+        assert is_ending.wait(30)
+        return read(store, epoch)
+
+    async def scenario() -> None:
+        async with service(tmp_path, ALONE) as s:
+            await s.members({"a": 1})
+            await s.open(layout, "a")
+        async with service(tmp_path, ALONE) as s:
+            monkeypatch.setattr(Stored, "read", slowly)
+            reading = asyncio.create_task(s.residence.run(RUN))
+            while not seen:
+                await asyncio.sleep(0.01)
+            ending = asyncio.create_task(s.residence.stop())
+            await asyncio.sleep(0)
+            is_ending.set()
+            await ending
+            with pytest.raises(Unreachable, match="ask again once it is back"):
+                await reading
+        assert seen == [0]
 
     asyncio.run(scenario())
 
