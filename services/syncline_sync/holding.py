@@ -176,7 +176,7 @@ class Holding:
         """
         assert self._accumulator is not None, "nothing was placed"
         await self.written()
-        await self._write(self._store.commit_offer, saved, self._accumulator)
+        await self._disk.do(self._store.commit_offer, saved, self._accumulator)
 
     def forget(self) -> None:
         """The round is given up, with all that was folded."""
@@ -214,7 +214,7 @@ class Holding:
             self._behind.do(self._commit_and_sweep, closing.saved, kept)
         else:
             self.revisions.announce(closing.saved.revision, value, time.monotonic())
-            await self._write(self._commit, closing.saved, kept)
+            await self._disk.do(self._commit, closing.saved, kept)
             self._publish(value)
             self._behind.do(self._store.sweep)
 
@@ -242,7 +242,9 @@ class Holding:
         else:
             await self._read_newest_from_file()
             source, self._spare = await self._compute(sent_of, self._parameters, codec, self._spare)
-        return Published(saved, codec, source, difference, is_announced=True)
+        value = Published(saved, codec, source, difference, is_announced=True)
+        value.sum_up(self.revisions.asked(2 * self._numel), self._pool)  # and of the difference
+        return value
 
     def _publish(self, value: Published) -> None:
         value.publish(time.monotonic())
@@ -380,7 +382,7 @@ class Holding:
         else:
             await self._compute(merge.mean, gradient, closing.total_weight)
         await self._hold(self.gradients)
-        await self._write(self._store.commit_gradient, closing.saved, gradient, reports(None))
+        await self._disk.do(self._store.commit_gradient, closing.saved, gradient, reports(None))
         for _, value in self.gradients.values[-1:]:
             before = self._store.filed(value.saved, value.codec, is_gradient=True)
             await value.move(before)
@@ -395,6 +397,3 @@ class Holding:
 
     async def _compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await compute(self._pool, work, *args, **kwargs)
-
-    async def _write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._disk.do(work, *args, **kwargs)

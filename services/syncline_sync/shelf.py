@@ -19,7 +19,7 @@ from syncline_sync.core.record import KEPT
 from syncline_sync.cuts import Cuts, chunk_spans
 from syncline_sync.durability import StoreRefuses
 from syncline_sync.pool import compute
-from syncline_sync.published import Published
+from syncline_sync.published import Cut, Published
 from syncline_sync.sources import FEW_SPANS, Difference
 
 FEW_CUT_SPANS = FEW_SPANS // 4
@@ -78,6 +78,16 @@ class Shelf:
         """Nothing more will come: free the values, and tell ``why`` to all who ask or wait."""
         self._over = NewestNamed(why, newest)
         self.clear()
+
+    def asked(self, elements: int) -> list[Cut]:
+        """The first cuts that have been read of the newest value, up to so many elements of it."""
+        found: list[Cut] = []
+        for cut in (cut for _, value in self.values[-1:] for cut in value.sums):
+            elements -= cut[-1]
+            if elements < 0:
+                break
+            found.append(cut)
+        return found
 
     @property
     def values(self) -> list[tuple[int, Published]]:

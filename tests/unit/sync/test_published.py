@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,8 @@ def cut(count: int, skip: int, seed: int) -> np.ndarray:
 
 
 SOURCE = Sent(encode(np.ones(8, np.float32), pb.CODEC_FP32), pb.CODEC_FP32)
+
+PLAIN = Plain(VALUES, pb.CODEC_BF16)
 
 
 def sent(number: pb.Codec.ValueType) -> Published:
@@ -345,3 +348,49 @@ def test_a_header_tells_how_long_ago_the_revision_was_published_where_that_is_kn
     known.publish(100.0)
     assert known.header(8, whose, 102.5).published_ago_s == 2.5
     assert sent(pb.CODEC_BF16).header(8, whose, 102.5).published_ago_s == 0.0
+
+
+@pytest.mark.parametrize("is_by_difference", [False, True])
+def test_checksums_of_a_value_are_there_before_who_asks_as_others_did_before(
+    is_by_difference: bool,
+) -> None:
+    """And its memory is not written anew before they have been taken."""
+    value, shelf, is_free = sent(pb.CODEC_BF16), Shelf("revision"), threading.Event()
+    difference = None
+    if is_by_difference:
+        difference = Difference(encode(VALUES, pb.CODEC_INT8))
+    cuts = [(is_by_difference, 0, 1024), (is_by_difference, 2048, 512)]
+    shelf.put(0, value)
+    value.sums |= dict.fromkeys([*cuts, (is_by_difference, 4096, 1)], 0)
+
+    async def scenario() -> None:
+        newer = Published(Saved(revision=1), pb.CODEC_BF16, value._source, difference)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(is_free.wait, 30)
+            newer.sum_up(shelf.asked(1536), pool)
+            moving = asyncio.create_task(newer.move(PLAIN))
+            await asyncio.sleep(0)
+            assert not moving.done() and not newer.sums
+            is_free.set()
+            await moving
+            shelf.put(1, newer)
+            assert set(newer.sums) == set(cuts)
+            with Loan(shelf, 1, newer, difference) as loan:
+                for _, start, length in cuts:
+                    spans = np.array([[start, length]])
+                    data = await loan.read(spans, pool, pool)
+                    assert loan.checksum(spans, data) == newer.sums[is_by_difference, start, length]
+                    assert crc32c(data) == newer.sums[is_by_difference, start, length]
+
+    asyncio.run(scenario())
+
+
+def test_no_checksums_are_taken_of_what_a_value_has_not() -> None:
+    async def scenario() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            for value in (sent(pb.CODEC_BF16), Published(Saved(), pb.CODEC_BF16, PLAIN)):
+                value.sum_up([(True, 0, 1024)], pool)
+                await value.move(PLAIN)
+                assert not value.sums
+
+    asyncio.run(scenario())
