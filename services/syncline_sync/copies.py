@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from syncline_proto.errors import CheckpointError, Overloaded, Unreachable
+from syncline_sync.disk import ENDING
 from syncline_sync.pool import compute_to_the_end
 
 T = TypeVar("T")
@@ -72,7 +73,7 @@ class Copies:
             Overloaded: there are too many.
         """
         if self._is_closing:
-            raise Unreachable("The sync service is ending; ask again once it is back.")
+            raise Unreachable(ENDING)
         if len(self._calls) >= CALLS_MAX:
             raise Overloaded(f"{CALLS_MAX} checkpoints are being saved or restored; try later.")
         self._calls[call := object()] = said

@@ -26,6 +26,9 @@ STOP_S = 20.0
 With the doors and the last reports it stays within the 30 s after which Kubernetes would kill us.
 """
 
+ENDING = "The sync service is ending; ask again once it is back."
+"""What is told meanwhile to who asks for something that takes long."""
+
 READERS = 4
 """Chunks of older revisions that are read for pulls at a time."""
 

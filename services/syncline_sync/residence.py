@@ -19,7 +19,7 @@ from syncline_proto.rest import Origin
 from syncline_proto.settings import RunSettings
 from syncline_sync.allocator import Leavings
 from syncline_sync.aside import Aside
-from syncline_sync.disk import STOP_S, DiskHangs
+from syncline_sync.disk import ENDING, STOP_S, DiskHangs
 from syncline_sync.files import is_there
 from syncline_sync.pool import all_of
 from syncline_sync.recalled import Recalled
@@ -240,7 +240,7 @@ class Residence:
             Unreachable: the process ends, and nobody will need it.
         """
         if self._is_ending:
-            raise Unreachable("The sync service is ending; ask again once it is back.")
+            raise Unreachable(ENDING)
 
     def _put_surplus_aside(self, beside: int = 0) -> list[asyncio.Task[None]]:
         """Take those out of service; ``put_away`` waits until they are out of memory."""

@@ -25,16 +25,15 @@ from syncline_testing.keeping import (
     FRAGMENTS,
     LAYOUT,
     MEMBERS,
-    SETTINGS,
+    at_work,
     begin,
     code,
     copied,
     fetch,
     round_of,
     save,
-    started,
 )
-from syncline_testing.service import Service, code_of, service
+from syncline_testing.service import Service, code_of
 from syncline_testing.slow_disk import LIMIT_S, SlowDisk
 
 
@@ -50,8 +49,7 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_restored(tmp_path: Path, h
     url = tmp_path / "kept" / "hurt"
 
     async def scenario() -> None:
-        async with service(tmp_path / "store", SETTINGS) as s:
-            await started(s)
+        async with at_work(tmp_path / "store") as s:
             manifest = await save(s, LAYOUT, str(url), 0)
             path = url / ("checkpoint.json" if harm == "manifest" else manifest.entries[1].file)
             data = bytearray(path.read_bytes())
@@ -97,8 +95,7 @@ def test_what_is_no_place_for_checkpoints_is_refused(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
 
     async def scenario() -> None:
-        async with service(tmp_path / "store", SETTINGS) as s:
-            await started(s)
+        async with at_work(tmp_path / "store") as s:
             why: list[str] = []
             for url, expected in urls.items():
                 with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -130,8 +127,7 @@ def test_a_save_that_is_called_off_lets_go_of_all(
     pinned = tmp_path / "store" / "pinned"
 
     async def scenario() -> None:
-        async with service(tmp_path / "store", SETTINGS) as s:
-            await started(s)
+        async with at_work(tmp_path / "store") as s:
             await save(s, LAYOUT, str(tmp_path / "kept" / "other"), 0)
             request = checkpoints_pb2.SaveFragmentsRequest(
                 run="run", url=str(place), revision=0, fragments=FRAGMENTS
@@ -161,8 +157,7 @@ def test_a_save_that_fails_beside_one_that_is_sealed_takes_nothing_from_it(
     url = str(tmp_path / "kept" / "one")
 
     async def scenario() -> None:
-        async with service(tmp_path / "store", SETTINGS) as s:
-            await started(s)
+        async with at_work(tmp_path / "store") as s:
             request = checkpoints_pb2.SaveFragmentsRequest(
                 run="run", url=url, revision=0, fragments=[0]
             )
@@ -191,8 +186,7 @@ def test_the_folder_of_several_services_is_no_place_for_checkpoints_either(tmp_p
     root = folder_of(tmp_path / "data", 0)
 
     async def scenario() -> None:
-        async with service(root, SETTINGS) as s:
-            await started(s)
+        async with at_work(root) as s:
             for place, expected in (("data/sync-1", "CONFIG"), ("data-2", "")):
                 try:
                     await save(s, LAYOUT, str(tmp_path / place / "one"), 0)
@@ -211,8 +205,7 @@ def test_a_store_that_hangs_keeps_its_calls_and_their_names_and_nothing_else(
     place = tmp_path / "kept" / "one"
 
     async def scenario() -> None:
-        async with service(tmp_path / "store", SETTINGS) as s:
-            await started(s)
+        async with at_work(tmp_path / "store") as s:
             await save(s, LAYOUT, str(place), 0)
             manifest = place / "checkpoint.json"
             whole = manifest.read_bytes()
@@ -262,8 +255,7 @@ def test_a_second_restore_of_a_name_is_told_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        async with service(tmp_path / "store", SETTINGS) as s:
-            await started(s)
+        async with at_work(tmp_path / "store") as s:
             await save(s, LAYOUT, url := str(tmp_path / "kept" / "one"), 0)
             with SlowDisk(monkeypatch, "restoring") as disk:
                 first = asyncio.create_task(fetch(s, url, "next"))
@@ -293,8 +285,7 @@ def test_a_restore_is_not_swept_by_another_that_began_before_it(
         swept.append(root)
 
     async def scenario() -> None:
-        async with service(tmp_path / "store", SETTINGS) as s:
-            await started(s)
+        async with at_work(tmp_path / "store") as s:
             await save(s, LAYOUT, url := str(tmp_path / "kept" / "one"), 0)
             monkeypatch.setattr(checkpoints, "sweep_aside", slow)
             with SlowDisk(monkeypatch, "/runs/second/0000") as disk:
@@ -324,8 +315,7 @@ def test_a_restore_leaves_the_runs_at_work_the_room_for_their_next_rounds(
     url = str(tmp_path / "kept" / "one")
 
     async def scenario() -> None:
-        async with service(tmp_path / "store", SETTINGS) as s:
-            await started(s)
+        async with at_work(tmp_path / "store") as s:
             whole = await save(s, LAYOUT, url, 0)
             twice = COPIES * max(entry.bytes for entry in whole.entries)
             room = whole.bytes + twice + sum(COMMIT_BYTES * f.numel for f in LAYOUT.fragments)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from syncline_proto.tokens import run_tokens
 from syncline_proto.v1 import checkpoints_pb2 as pb
 from syncline_proto.v1 import sync_pb2
 from syncline_sync.files import Tensor, array_of, arrays_of, reading
-from syncline_testing.service import Service, code_of, flat_layout
+from syncline_testing.service import Service, code_of, flat_layout, service
 
 SIZE = 3000
 LAYOUT = flat_layout(SIZE, 2)
@@ -43,6 +44,14 @@ async def started(s: Service) -> None:
     for fragment in s.shared.seat.owned(LAYOUT):
         await s.offer(values(fragment), "a", fragment=fragment)
         await s.pull(fragment=fragment, revision=0, header_only=True)
+
+
+@asynccontextmanager
+async def at_work(root: Path) -> AsyncIterator[Service]:
+    """A service over this folder, whose run has ``started``."""
+    async with service(root, SETTINGS) as s:
+        await started(s)
+        yield s
 
 
 async def round_of(s: Service, base: int) -> None:
