@@ -185,7 +185,11 @@ def hivemind(scene: Scene) -> list[Command]:
     """Nobody serves: the participants find one another in their DHT."""
     place = {"told": str(scene.folder / "hivemind.txt")}
     argv = [str(scene.pythons["hivemind"]), "-m", "peers.hivemind_average"]
-    return [scene.participant("hivemind", one, argv, place) for one in range(scene.participants)]
+    # By its default it names memory in /dev/shm, where that stays behind whoever is killed.
+    env = {"HIVEMIND_MEMORY_SHARING_STRATEGY": "file_descriptor"}
+    return [
+        scene.participant("hivemind", one, argv, place, **env) for one in range(scene.participants)
+    ]
 
 
 def flower(scene: Scene) -> list[Command]:
