@@ -23,7 +23,11 @@ from syncline_proto.codec.base import UInt8
 from syncline_sync.memory import BLOCK, FEW_BYTES, fresh
 
 PIECE_BYTES = 4 << 20
-"""Written at a time; smaller ones cost more, since each is waited for."""
+"""Gathered, and written at a time; smaller ones cost more, since each is waited for."""
+
+LONG_BYTES = 64 << 20
+"""Written at a time from where they lie. After each the thread waits for a processor and Python's
+lock, which others have amid a round: a durable round took up to 5 % longer with 4 MiB."""
 
 PAST_CACHE = getattr(os, "O_DIRECT", 0)
 """The flag of a file that is written so; 0: this system has none."""
@@ -63,9 +67,7 @@ def _pieces(parts: Iterable[Bytes], into: UInt8) -> Generator[UInt8]:
             if used:
                 into[used : used + gap] = data[:gap]
                 yield into[: used + gap]
-            yield from (
-                data[at : min(at + PIECE_BYTES, end)] for at in range(gap, end, PIECE_BYTES)
-            )
+            yield from (data[at : min(at + LONG_BYTES, end)] for at in range(gap, end, LONG_BYTES))
             used, data = 0, data[end:]
         used = yield from _gathered(data, into, used)
     if used:

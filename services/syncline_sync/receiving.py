@@ -86,6 +86,8 @@ class Receiving:
                 self._digesting.cancel()
                 if self._digesting.done() and not self._digesting.cancelled():
                     self._digesting.exception()  # whatever it is, it has been heard
+            # The stream is closed next, which nothing can be while it is read.
+            await asyncio.gather(first, return_exceptions=True)
         if not self._shard.whole:
             raise InvalidRequest(
                 f"push: the stream ended after {self._shard.received} of "

@@ -149,6 +149,7 @@ def test_a_commit_copies_no_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_it_is_all_one_to_the_file_how_parts_lie(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
+    monkeypatch.setattr(past_cache, "LONG_BYTES", 1 << 20)
     rng, parts, at = np.random.default_rng(seed), list[Bytes](), 0
     for _ in range(6):
         size = int(rng.choice([0, 1, 5000, 1 << 20, PIECE_BYTES, int(rng.integers(1, 6 << 20))]))

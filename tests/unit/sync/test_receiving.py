@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from syncline_sync.receiving import _tell_room
+from syncline_proto.errors import Unreachable
+from syncline_sync.receiving import Part, Receiving, _tell_room
 
 
 class Line:
@@ -53,5 +57,27 @@ def test_what_comes_of_telling_is_passed_on(error: Exception | None) -> None:
         else:
             with pytest.raises(RuntimeError, match="gone"):
                 await _tell_room(line)
+
+    asyncio.run(scenario())
+
+
+def test_a_push_that_ends_while_its_chunks_are_waited_for_is_read_no_more() -> None:
+    """Its stream is closed at once after it, which none can be while it is read."""
+
+    async def nothing() -> AsyncGenerator[Part]:
+        for part in ():
+            yield part
+        await asyncio.Event().wait()
+
+    async def scenario() -> None:
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        granted.set_exception(Unreachable("there is no room any more"))
+        staged: Any = SimpleNamespace(reservation=SimpleNamespace(granted=granted))
+        none: Any = None
+        shard: Any = SimpleNamespace(elements=1)
+        receiving = Receiving(none, none, none, staged, shard, none)
+        with pytest.raises(Unreachable, match="no room"):
+            async with aclosing(nothing()) as parts:
+                await receiving.receive(parts, none)
 
     asyncio.run(scenario())
