@@ -5,7 +5,8 @@ judged, folded, answered) and serves pulls; a bare gRPC server takes the same me
 them away, and sends messages of the same sizes. Each is a process of its own on this machine, and
 so is the client, which has encoded everything beforehand and decodes nothing. The two take turns;
 a ratio is the median of those of neighbours, speeds are medians. A single ratio may be 0.6 as well
-as 1.1, whence so many repeats. The last line is one line of JSON:
+as 1.1, and a process may keep for its life the luck with memory that it began with, ours or the
+bare one: whence so many repeats, in several lives of both. The last line is one line of JSON:
 
     {"push_ratio", "pull_ratio", "durability", "fp32": {...}, "bf16": {...}}
 
@@ -15,7 +16,8 @@ closed by a second replica, whose pushes are not in the figures, nor is the oute
 writing of what was published. The store is in memory (/dev/shm), so that no disk is measured, and
 `durability` says what the run was set to.
 
-    python benchmarks/wire.py [--repeats 25] [--fragments 8] [--elements 8388608] [--streams 4]
+    python benchmarks/wire.py [--lives 3] [--repeats 12] [--fragments 8] [--elements 8388608]
+                              [--streams 4]
 
 As it is both must be 0.7 at least; a sentence and exit code 1 say so if they are not. With other
 sizes nothing is asked of the figures, and a sentence says so.
@@ -57,7 +59,13 @@ def main() -> None:
         epilog="example: python benchmarks/wire.py --repeats 5",
     )
     parser.add_argument(
-        "--repeats", type=at_least(1), default=25, help="of each, after one to warm up"
+        "--lives", type=at_least(1), default=3, help="of the servers, one after the other"
+    )
+    parser.add_argument(
+        "--repeats",
+        type=at_least(1),
+        default=12,
+        help="of each in each life, after one to warm up",
     )
     parser.add_argument("--fragments", type=at_least(1), default=8)
     parser.add_argument("--elements", type=at_least(1), default=1 << 23, help="of a fragment")
@@ -65,8 +73,14 @@ def main() -> None:
         "--streams", type=at_least(1), default=4, help="calls at a time, as a replica has"
     )
     given = parser.parse_args()
-    with services() as (store, cluster, bare):
-        found = {codec: measured(codec, store, cluster, bare, given) for codec in CODECS}
+    speeds: dict[str, Speeds] = {codec: {} for codec in CODECS}
+    for life in range(1, given.lives + 1):
+        print(f"Life {life} of {given.lives}:", file=sys.stderr)
+        with services() as (store, cluster, bare):
+            for codec, its in speeds.items():
+                for name, more in measured(codec, store, cluster, bare, given).items():
+                    its.setdefault(name, []).extend(more)
+    found = {codec: summary(its) for codec, its in speeds.items()}
     result: dict[str, Any] = {
         name: min(found[codec][name] for codec in CODECS) for name in ("push_ratio", "pull_ratio")
     }
@@ -109,8 +123,8 @@ def services() -> Iterator[tuple[Path, Cluster, grpc.Channel]]:
 
 def measured(
     codec: str, store: Path, cluster: Cluster, bare: grpc.Channel, given: argparse.Namespace
-) -> dict[str, float]:
-    """Speeds and ratios with one codec both ways, in a run of its own."""
+) -> Speeds:
+    """Speeds with one codec both ways, in a run of its own."""
     speeds: Speeds = {}
     cluster.post("/runs", run_of(codec, 2, codec))
     for replica in ("measured", "other"):
@@ -127,7 +141,7 @@ def measured(
             if repeat:
                 for name, speed in seen.items():
                     speeds.setdefault(name, []).append(speed)
-    return summary(speeds)
+    return speeds
 
 
 def rounds(

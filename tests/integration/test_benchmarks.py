@@ -34,7 +34,7 @@ def told(name: str, *arguments: str) -> dict[str, Any]:
 
 
 def test_the_wire_is_measured_with_both_codecs() -> None:
-    found = told("wire.py", *TINY, "--repeats", "1")
+    found = told("wire.py", *TINY, "--lives", "1", "--repeats", "1")
     for codec in ("fp32", "bf16"):
         for name, value in found[codec].items():
             assert math.isfinite(value) and value > 0.0, name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from contextlib import nullcontext
 
 import pytest
@@ -46,6 +48,7 @@ def test_a_ratio_is_the_median_of_neighbours_and_a_speed_of_all() -> None:
     ("option", "is_asked"),
     [
         ("--repeats=1", True),
+        ("--lives=1", True),
         ("--fragments=9", False),
         ("--elements=9", False),
         ("--streams=9", False),
@@ -57,13 +60,37 @@ def test_whether_its_ratios_count_is_said(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    slow = {"push_ratio": 0.5, "pull_ratio": 0.5}
+    slow = {name: [1.0] for name in ("push", "pull")}
+    slow |= {f"bare_{name}": [2.0] for name in slow}
     monkeypatch.setattr(wire, "services", lambda: nullcontext((None, None, None)))
     monkeypatch.setattr(wire, "measured", lambda *_: slow)
     monkeypatch.setattr("sys.argv", ["wire.py", option])
     missed = pytest.raises(SystemExit, match="under 0.7") if is_asked else nullcontext()
     with missed:
         wire.main()
-    said = capsys.readouterr().err
+    said = re.sub(r"Life \d of \d:\n", "", capsys.readouterr().err)
     usual = "they count with --fragments 8 --elements 8388608 --streams 4."
     assert said == ("" if is_asked else f"Nothing is asked of these ratios: {usual}\n")
+
+
+def test_speeds_of_all_lives_count_alike(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neighbours of each; and each life has servers of its own."""
+    lives: list[int] = []
+
+    def life() -> nullcontext[tuple[None, None, None]]:
+        lives.append(len(lives))
+        return nullcontext((None, None, None))
+
+    def speeds(*_: object) -> dict[str, list[float]]:
+        ours = float(1 + len(lives))  # 2, 3, 4
+        return {"push": [ours], "pull": [ours], "bare_push": [2.0], "bare_pull": [1.0]}
+
+    monkeypatch.setattr(wire, "services", life)
+    monkeypatch.setattr(wire, "measured", speeds)
+    monkeypatch.setattr("sys.argv", ["wire.py", "--lives", "3"])
+    wire.main()
+    told = json.loads(capsys.readouterr().out)
+    assert (told["push_ratio"], told["pull_ratio"], told["fp32"]["push"]) == (1.5, 3.0, 3.0)
+    assert len(lives) == 3
