@@ -16,7 +16,7 @@ closed by a second replica, whose pushes are not in the figures, nor is the oute
 writing of what was published. The store is in memory (/dev/shm), so that no disk is measured, and
 `durability` says what the run was set to.
 
-    python benchmarks/wire.py [--lives 3] [--repeats 12] [--fragments 8] [--elements 8388608]
+    python benchmarks/wire.py [--lives 5] [--repeats 8] [--fragments 8] [--elements 8388608]
                               [--streams 4]
 
 As it is both must be 0.7 at least; a sentence and exit code 1 say so if they are not. With other
@@ -59,12 +59,12 @@ def main() -> None:
         epilog="example: python benchmarks/wire.py --repeats 5",
     )
     parser.add_argument(
-        "--lives", type=at_least(1), default=3, help="of the servers, one after the other"
+        "--lives", type=at_least(1), default=5, help="of the servers, one after the other"
     )
     parser.add_argument(
         "--repeats",
         type=at_least(1),
-        default=12,
+        default=8,
         help="of each in each life, after one to warm up",
     )
     parser.add_argument("--fragments", type=at_least(1), default=8)
