@@ -75,8 +75,8 @@ def main() -> None:
     given = parser.parse_args()
     speeds: dict[str, Speeds] = {codec: {} for codec in CODECS}
     for life in range(1, given.lives + 1):
-        print(f"Life {life} of {given.lives}:", file=sys.stderr)
         with services() as (store, cluster, bare):
+            print(f"Life {life} of {given.lives}:", file=sys.stderr)
             for codec, its in speeds.items():
                 for name, more in measured(codec, store, cluster, bare, given).items():
                     its.setdefault(name, []).extend(more)
