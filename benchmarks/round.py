@@ -52,16 +52,16 @@ BLOCKS_PER_FRAGMENT = {"loopback": 7, "1gbit": 1, "100mbit": 1}
 make embedding, two fragments of blocks, and head. On a slower link more of them overlap better."""
 REPEATS = {"loopback": 40, "1gbit": 7, "100mbit": 7}
 """Where the processors are the slowest part, rounds that are alike take 5 % more or less, of both:
-the ratio of two medians of 15 is off by 2 to 3 % as often as not, of 40 by 1 to 2 %. Ours find new
-memory in the first six or so, too."""
+from run to run the ratio of medians of 15 was off by 2.7 %, of 40 by 1.6 %. Ours find new memory in
+the first six or so, which count less among more."""
 ENOUGH = 7
 """Where nobody says how many: of a peer that takes twice as long, or goes no further."""
 LIMIT_S = {"loopback": 300.0, "1gbit": 300.0, "100mbit": 900.0}
 LEASE_S = 60.0
 """A machine so busy that heartbeats are late shows in the seconds; nobody need be lost for it."""
 SLOWEST_MAX = {"loopback": 2.5, "1gbit": 1.5, "100mbit": 1.25}
-"""Of a durable round, over the slower of the round and the disk. On loopback the processors are the
-slowest part, and commits take theirs from them: one after the other, and a quarter. Where the link
+"""Of a durable round, over the slower of the round and the disk. On loopback large
+fragments are written only once they are merged: one after the other, and a quarter. Where the link
 is the slowest part the disk is to show little; the last fragment's commit is always waited for."""
 RATIOS = {"torchft": "over_torchft_diloco"}
 ALONE = "alone"
