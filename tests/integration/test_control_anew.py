@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from syncline_control.state import State
 from syncline_testing.cluster import Cluster
+from syncline_testing.control import Clock, client_of, with_replicas
 from syncline_testing.replicas import QUICK, STEP_TOKENS, Trial, joined, published
 from syncline_testing.waiting import wait_until
 
@@ -70,3 +72,26 @@ def test_an_empty_database_hears_where_its_runs_stand_and_who_trained_them_comes
             trial.step(EVERY)
             trial.replica.finish()
         assert published(cluster.sync_address, "one")[1] == revision + 1
+
+
+@pytest.mark.anyio
+async def test_a_new_database_has_no_version_that_the_one_before_has_used(tmp_path: Path) -> None:
+    """Else who knows the old one waits for another, with a membership that is no more."""
+    clock = Clock()
+
+    async def life(name: str) -> set[int]:
+        async with (
+            await State.open(str(tmp_path / name), clock=clock) as state,
+            client_of(state) as api,
+        ):
+            seen = {(await api.get("/v1/membership")).json()["version"]}
+            for replica in "abcdefgh":
+                await with_replicas(api, replica)
+                seen.add((await api.get("/v1/membership")).json()["version"])
+            return seen
+
+    before = await life("before.db")
+    clock.now += 0.5
+    after = await life("after.db")
+    assert len(before) == len(after) == 9
+    assert max(before) < min(after)

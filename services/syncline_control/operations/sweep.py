@@ -84,9 +84,10 @@ def begin(tx: Transaction, instance: str, *, alone: bool) -> None:
     """Give every held lease a full length: called once, when a control plane starts.
 
     The database may be a new one, or an old copy: from now on the membership has versions that
-    nobody has seen. ``alone``: nobody else can be on it.
+    nobody has seen: counted from the milliseconds since 1970, of which no database has used as
+    many as have gone by. ``alone``: nobody else can be on it.
     """
-    tx.bump(least=int(tx.now))
+    tx.bump(least=int(tx.now * 1000))
     for row in tx.session.scalars(select(Replica).where(Replica.state.in_(HELD))):
         row.lease_until = tx.now + row.lease_s
     services.extend_all(tx)
