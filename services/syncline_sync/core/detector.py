@@ -90,6 +90,15 @@ class Statistics:
         """The replica's statistics, or for one without any the pooled ones."""
         return self.replicas.get(replica) or ReplicaNorms(self.pooled, self.rounds)
 
+    def of_new_lives(self) -> Statistics:
+        """The same averages, where the optimizers of all replicas begin anew.
+
+        Their first pushes are longer than usual, so nobody's z-score counts before
+        ``detector_rounds`` of its pushes have been accepted; ``ratio_max`` counts at once.
+        """
+        lives = {name: ReplicaNorms(own.ema) for name, own in self.replicas.items()}
+        return Statistics(self.pooled, self.norms, replicas=lives)
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:

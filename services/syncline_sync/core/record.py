@@ -239,10 +239,11 @@ class Saved:
     def restored(self) -> Saved:
         """What another run that begins here knows: all but whose pushes made it.
 
-        Norms stay under the names of their replicas; lives and numbers of pushes begin anew, so
-        that nobody's first push there is taken for a duplicate.
+        Norms stay under the names of their replicas, whose optimizers begin anew, though; so do
+        lives and numbers of pushes, so that nobody's first push there is taken for a duplicate.
         """
-        return replace(self, epoch=1, last={}, contributions=(), taking_part={}, phase=0)
+        begun = replace(self, epoch=1, last={}, contributions=(), taking_part={}, phase=0)
+        return replace(begun, statistics=self.statistics.of_new_lives())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -347,3 +347,24 @@ def test_who_is_accepted_in_each_round_is_not_excluded_in_a_row() -> None:
         statistics, told = closed(statistics, RULES, seen)
         assert not told
     assert statistics.replicas["a"].excluded == (5.0,)
+
+
+@pytest.mark.parametrize("replica", ["a", "new"])
+def test_new_lives_are_judged_by_all_at_once_and_by_themselves_after_a_while(replica: str) -> None:
+    """Their first pushes are longer, since their optimizers begin anew: of a run restored, say."""
+    before = known(ema(1.0, 0.05))
+    longer, far = 3.0, RULES.ratio_max + HAIR
+    assert inspect(before, RULES, replica, longer, 1).bad
+    rested = before.of_new_lives()
+    assert rested.of(replica).ema == before.of(replica).ema and rested.norms == before.norms
+    for _ in range(RULES.detector_rounds):
+        found = inspect(rested, RULES, replica, longer, 1)
+        assert not found.bad and found.z > RULES.z_max
+        assert inspect(rested, RULES, replica, far, 1).bad
+        rested, _ = closed(rested, RULES, [good(replica, 1.0)])
+    assert inspect(rested, RULES, replica, longer, 1).bad
+
+
+def test_exclusions_before_it_do_not_count_for_a_new_life() -> None:
+    excluded, _ = closed(known(ema(1.0)), RULES, [bad("a", 3.0)])
+    assert excluded.of("a").excluded and not excluded.of_new_lives().of("a").excluded
