@@ -103,12 +103,15 @@ def unknown(
         name: as for ``sentence``.
         elsewhere: dotted paths of all that there are: a key may lack its group, or have another's.
     """
-    last = key.rpartition(".")[2]
-    meant = _ending_in(last, elsewhere) or _near(last, known) or _with_word_near(last, known)
+    group, dot, last = key.rpartition(".")
+    meant = _ending_in(last, elsewhere)
+    if not meant:
+        beside = _near(last, known) or _with_word_near(last, known)
+        meant = [group + dot + one for one in beside]
     if not meant:
         near = _near(last, sorted({path.rpartition(".")[2] for path in elsewhere}))
         meant = [path for one in near for path in _ending_in(one, elsewhere)]
-    hint = f"; did you mean {' or '.join(meant)}?" if meant else "."
+    hint = f"; did you mean {' or '.join(map(name, meant))}?" if meant else "."
     few = f" Known here: {', '.join(sorted(known))}." if 0 < len(known) <= KEYS_MAX else ""
     return f"{name(key)} is not a setting{hint}{few}"
 

@@ -224,9 +224,9 @@ def test_a_run_is_kept_found_and_begun_from(
     assert refused("restore", f"{place}/none", "--run", "second")[0] == 42
     for wrong, why in (
         ("run.outer.lr=-1", "outer.lr"),
-        ("model.path=there", "model"),
+        ("model.path=there", "model is a job's; here only the run's settings"),
         ("run.nothing=3", "--set: run.nothing is not a setting."),
-        ("outer.rl=3", "--set: run.outer.rl is not a setting; did you mean lr?"),
+        ("outer.rl=3", "--set: run.outer.rl is not a setting; did you mean run.outer.lr?"),
         ("run.blocks_per_fragment=2", "blocks_per_fragment: the fragments stay"),
     ):
         restore = ("restore", f"{place}/first-r1", "--run", "second", "--set", wrong)

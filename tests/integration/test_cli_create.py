@@ -98,7 +98,7 @@ def test_a_run_may_be_created_from_settings_alone(shell: Shell) -> None:
         ("--name unmade --set sync_evry=3", 10, "--set: sync_evry is not a setting"),
         ("--name unmade --set outer.lr=-1", 10, "--set: outer.lr"),
         ("--name unmade --set sync_every", 10, "--set sync_every: write it as"),
-        ("--name unmade --set optimizer.lr=1", 10, "--set: optimizer is not a setting"),
+        ("--name unmade --set optimizer.lr=1", 10, "--set optimizer.lr=1: optimizer is a job's;"),
         ("unmade", 12, "or create a run without a job by --name unmade."),
         ("unmade/job.toml", 12, "give the path of a TOML file."),
     ):

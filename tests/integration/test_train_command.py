@@ -46,7 +46,7 @@ def test_a_wrong_job_ends_in_one_sentence(tmp_path: Path, job: Path) -> None:
         code, errors = ended(misspelt)
     assert code == 10
     assert errors.startswith(
-        "error: --set: train.micro_bach is not a setting; did you mean micro_batch?"
+        "error: --set: train.micro_bach is not a setting; did you mean train.micro_batch?"
     )
     assert errors.count("\n") == 1
 

@@ -70,8 +70,11 @@ def test_a_patch_is_partial_and_checked() -> None:
     ("patch", "says"),
     [
         ({"outer": {"lr": -1}}, "outer.lr must be at least 0, not -1."),
-        ({"outer": {"momentun": 0}}, "outer.momentun is not a setting; did you mean momentum?"),
-        ({"outer": {"rl": 0.5}}, "outer.rl is not a setting; did you mean lr?"),
+        (
+            {"outer": {"momentun": 0}},
+            "outer.momentun is not a setting; did you mean outer.momentum?",
+        ),
+        ({"outer": {"rl": 0.5}}, "outer.rl is not a setting; did you mean outer.lr?"),
         ({"nosuch": 1}, "nosuch is not a setting. Known here: codec, grace_seconds, late, "),
         ({"lr": 1}, "lr is not a setting; did you mean outer.lr?"),
         ({"sync_evry": 1}, "sync_evry is not a setting; did you mean sync_every?"),

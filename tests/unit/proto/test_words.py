@@ -69,7 +69,7 @@ def test_a_pattern_is_said_in_words(pattern: str) -> None:
         ({"digest": "x"}, "digest must be of another form, not 'x'."),
         ({"name": "owl"}, "name: owls, of all birds, are not taken."),
         (5, "it must be a group of keys, not 5."),
-        ({"inner": {"rat": 1}}, "inner.rat is not a setting; did you mean rate? Known here: codec"),
+        ({"inner": {"rat": 1}}, "inner.rat is not a setting; did you mean inner.rate? Known here"),
         ({"maybe": {"x": 1}}, "maybe.x is not a setting. Known here: codec, rate."),
         (
             {"inner.rate": 0.5},

@@ -115,7 +115,7 @@ def test_overrides_are_toml_or_text(
 def test_an_unknown_key_is_named_with_what_is_allowed(tmp_path: Path) -> None:
     error = refused(tmp_path, SMALLEST + "[train]\nmicro_bach = 2\n")
     assert error.message.startswith(f"{tmp_path / 'job.toml'}: train.micro_bach is not a setting")
-    assert "did you mean micro_batch?" in error.message
+    assert "did you mean train.micro_batch?" in error.message
     assert "accumulate" in error.message
     assert error.exit_code == 10
 
@@ -140,8 +140,8 @@ def test_an_unknown_key_of_the_run_is_found_as_well(tmp_path: Path) -> None:
         ("train.micro_batch=0", "train.micro_batch must be at least 1, not 0"),
         ("train.precision=fp8", "'fp32' or 'bf16', not 'fp8'"),
         ("run.name=No Name", "--set: run.name must be 1 to 63 lower-case letters, digits and"),
-        ("run.nam=x", "--set: run.nam is not a setting; did you mean name?"),
-        ("run.tokn=3", "--set: run.tokn is not a setting; did you mean token_budget?"),
+        ("run.nam=x", "--set: run.nam is not a setting; did you mean run.name?"),
+        ("run.tokn=3", "--set: run.tokn is not a setting; did you mean run.token_budget?"),
         ("data.source=builtin", """must be a valid list, such as 'data.source=["builtin"]', not"""),
         ("optimizer.betas=[0.9, 1.0]", "optimizer: betas: each must be at least 0 and below 1"),
         ("run.timeouts.lease=500", "run.timeouts: the lease (500.0 s)"),

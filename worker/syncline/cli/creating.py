@@ -90,7 +90,14 @@ def values_of(given: list[str], flag: str = "--set ") -> dict[str, Any]:
     ``flag`` stands before each where it is typed.
 
     Raises:
-        ConfigError: one is not written so.
+        ConfigError: one is not written so, or is of a job.
     """
     bare = [one.removeprefix("run.") for one in given]
+    for one in bare:
+        section = one.partition("=")[0].partition(".")[0].strip()
+        if section in JobConfig.model_fields and section not in RunSettings.model_fields:
+            raise ConfigError(
+                f"{flag}{one}: {section} is a job's; here only the run's settings can be set, such "
+                "as sync_every=8."
+            )
     return apply_overrides({}, bare, flag=flag, form="KEY=VALUE, such as sync_every=8")

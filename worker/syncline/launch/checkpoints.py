@@ -117,7 +117,10 @@ def restore(
         ConfigError: a change is none, or would need other fragments.
     """
     manifest = services[0].manifest(url)
-    settings = overlaid(manifest.settings, changes, lambda key: f"--set: run.{key}")
+    try:
+        settings = overlaid(manifest.settings, changes, lambda key: f"run.{key}")
+    except ConfigError as error:
+        raise ConfigError(f"--set: {error.message}") from None
     if settings.blocks_per_fragment != manifest.settings.blocks_per_fragment:
         raise ConfigError("run.blocks_per_fragment: the fragments stay as the checkpoint has them.")
     _refuse_known(client, run)
