@@ -121,13 +121,18 @@ def check_scale(run: str, settings: RunSettings, replicas: int | None) -> None:
     raise InvalidRequest(f"replicas: {replicas} is {bounds} of run {run}{instead}")
 
 
-def check_equal(run: str, has: RunSettings, asked: RunSettings) -> None:
+def check_equal(run: str, state: RunState, has: RunSettings, asked: RunSettings) -> None:
     """
     Raises:
         RunConflict: the run ``has`` other settings than those asked for; all are named, and what
-            may yet be changed apart.
+            may yet be changed apart. That it has ended is said first, since nothing helps then.
     """
     stays, may_change = in_words(has, asked, FIXED), in_words(has, asked, LIVE)
+    if state in ENDED and (stays or may_change):
+        differs = "; ".join(filter(None, (stays, may_change)))
+        raise RunConflict(
+            f"Run {run} is {state}, and has other settings ({differs}); start another run."
+        )
     way = f"`syncline runs set {run} KEY=VALUE`"
     if stays:
         also = f"; {way} changes the rest ({may_change})" if may_change else ""

@@ -48,7 +48,7 @@ def create(tx: Transaction, body: RunCreate) -> tuple[RunView, bool]:
     if row is not None:
         if body.origin is not None and body.origin != origin_of(row):
             raise RunConflict(f"Run {body.name} exists already; restore under another name.")
-        life.check_equal(body.name, settings_of(row), body.settings)
+        life.check_equal(body.name, RunState(row.state), settings_of(row), body.settings)
         return view(tx, row), False
     if (tx.session.scalar(select(func.count()).select_from(Run)) or 0) >= RUNS_MAX:
         raise Overloaded(f"There are {RUNS_MAX} runs already; start with another database.")

@@ -82,7 +82,7 @@ def test_a_change_that_may_not_be_names_its_key(patch: dict[str, object], says: 
 
 def test_all_settings_that_differ_are_named_with_whose_they_are_and_whether_they_stay() -> None:
     has = RunSettings(strategy="diloco", sync_every=8, token_budget=100)
-    check_equal("r", has, has)
+    check_equal("r", RunState.RUNNING, has, has)
     for asked, said in (
         (
             {"sync_every": 16},
@@ -102,8 +102,20 @@ def test_all_settings_that_differ_are_named_with_whose_they_are_and_whether_they
         ),
     ):
         with pytest.raises(RunConflict) as error:
-            check_equal("r", has, RunSettings.model_validate({"strategy": "diloco", **asked}))
+            wanted = RunSettings.model_validate({"strategy": "diloco", **asked})
+            check_equal("r", RunState.RUNNING, has, wanted)
         assert error.value.message == said
+
+
+def test_of_a_run_that_has_ended_that_is_what_is_said_first() -> None:
+    has = RunSettings(sync_every=8, token_budget=100)
+    check_equal("r", RunState.FINISHED, has, has)
+    with pytest.raises(RunConflict) as error:
+        check_equal("r", RunState.FINISHED, has, RunSettings(sync_every=16))
+    assert error.value.message == (
+        "Run r is finished, and has other settings (token_budget: the run has 100, here none, the "
+        "default; sync_every: the run has 8, here 16); start another run."
+    )
 
 
 def test_differences_see_missing_keys_and_shorten_long_values() -> None:
