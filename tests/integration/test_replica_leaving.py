@@ -112,6 +112,21 @@ def test_who_was_not_asked_to_leave_waits_for_its_last_round_no_longer(cluster: 
         assert left["replica"] == "replica-0" and a.replica.revision == 0
 
 
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_a_loop_that_ends_before_the_budget_says_how_much_it_leaves(
+    cluster: Cluster, rounds: int
+) -> None:
+    each = QUICK["sync_every"] * STEP_TOKENS
+    settings = {**QUICK, "min_replicas": 1, "token_budget": 3 * each}
+    trial = Trial(cluster.control_url, f"after-{rounds}", 0, settings=settings)
+    trial.replica.start()
+    with capture_logs() as logs:
+        trial.step(rounds * QUICK["sync_every"])
+        trial.replica.close()
+    told = [line["so"] for line in logs if line["event"] == "replica.left"]
+    assert told == [f"{each} tokens of the run's budget are left to others"] * (3 - rounds)
+
+
 def test_a_value_is_taken_whole_or_not_at_all(cluster: Cluster) -> None:
     """One fragment comes, the next does not."""
     settings = {**QUICK, "min_replicas": 1}

@@ -280,6 +280,15 @@ class Session:
             with self._at_hook():
                 self._see_over()
                 self._boundary.bring_in()
+        if not (self.done or self.lost):
+            self._tell_budget()
+
+    def _tell_budget(self) -> None:
+        """A loop that ends by itself may have been meant to go on until its run has its budget."""
+        budget, tokens = self.settings.token_budget, self.tally.committed
+        if budget is not None and tokens < budget:
+            so = f"{budget - tokens:,} tokens of the run's budget are left to others"
+            self._log.info("replica.left", revision=self.revision, tokens=tokens, so=so)
 
     def _see_over(self) -> None:
         if self._over:
