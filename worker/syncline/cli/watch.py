@@ -114,14 +114,21 @@ def rounds(
     limit: Annotated[
         int,
         typer.Option(
-            "--limit", "-n", metavar="N", min=1, max=ROUNDS_MAX, help="The newest so many."
+            "--limit",
+            "-n",
+            metavar="N",
+            min=1,
+            max=ROUNDS_MAX,
+            help="The newest so many; each is of one fragment.",
         ),
     ] = 20,
     control: Control = DEFAULT_CONTROL,
     token: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Show the last rounds: who was merged, and who was not.
+    """Show the last rounds of all fragments: who was merged, and who was not.
+
+    Each is of one fragment; they stand in the order of their commits.
 
     \b
     Examples:
@@ -130,6 +137,7 @@ def rounds(
     """
     with connect(control, token) as client:
         found = client.rounds(run, limit)
+    found.sort(key=lambda one: one.committed_at)  # several services tell of theirs in turn
     output.show(found, as_json, lambda: _rounds_table(found))
 
 
