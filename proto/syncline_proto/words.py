@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -21,6 +21,9 @@ KEYS_MAX = 24
 
 MEANT_MAX = 3
 """More keys than this are too many to have meant."""
+
+ALMOST = 0.77
+"""How alike (1: equal) a variable's name is to that of the setting that somebody meant."""
 
 GIVEN_CHARACTERS_MAX = 60
 """A wrong value is repeated up to this length."""
@@ -60,6 +63,21 @@ def flag_or_variable(flags: Container[str], prefix: str) -> Callable[[str], str]
         return "--" + key.replace("_", "-") if key in flags else prefix + key.upper()
 
     return name
+
+
+def misspelt(variables: Iterable[str], prefix: str, shape: Shape) -> list[str]:
+    """Say of each variable that is almost one of the settings which that is.
+
+    All else with the ``prefix`` may be somebody's own: Kubernetes, say, names addresses so.
+    """
+    known = list(shape.model_fields)
+    given = (name for name in sorted(variables) if name.startswith(prefix))
+    return [
+        f"{name} is not a setting; did you mean {prefix + meant.upper()}?"
+        for name in given
+        if (key := name.removeprefix(prefix).lower()) not in known
+        for meant in difflib.get_close_matches(key, known, n=1, cutoff=ALMOST)
+    ]
 
 
 def first(error: ValidationError) -> ErrorDetails:

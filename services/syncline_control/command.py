@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from typing import Annotated
@@ -15,9 +16,10 @@ from typing import Annotated
 import structlog
 import typer
 
-from syncline_control.settings import resolved
+from syncline_control.settings import PREFIX, ControlSettings, resolved
 from syncline_proto.errors import SynclineError
 from syncline_proto.loading import INTERRUPTED, Loading
+from syncline_proto.words import misspelt
 
 
 def configure_logs(*, as_json: bool) -> None:
@@ -118,6 +120,8 @@ def run(
             }
         )
         configure_logs(as_json=settings.log_json)
+        for why in misspelt(os.environ, PREFIX, ControlSettings):
+            log.warning("environment", why=why)
         with Loading():  # here, since it takes a while: wrong flags are told at once
             from syncline_control.server import serve
         number = asyncio.run(serve(settings))

@@ -12,11 +12,12 @@ from syncline_proto.errors import ConfigError
 from syncline_proto.settings import is_loopback
 from syncline_proto.words import flag_or_variable, sentence
 
+PREFIX = "SYNCLINE_CONTROL_"
+"""Of the settings' variables."""
+
 
 class ControlSettings(BaseSettings):
-    model_config = SettingsConfigDict(
-        env_prefix="SYNCLINE_CONTROL_", env_ignore_empty=True, frozen=True
-    )
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True)
 
     host: str = "127.0.0.1"
     port: int = Field(default=8500, ge=0, le=65535)
@@ -56,6 +57,4 @@ def resolved(flags: dict[str, Any]) -> ControlSettings:
     try:
         return ControlSettings(**given)
     except ValidationError as error:
-        raise ConfigError(
-            sentence(error, name=flag_or_variable(given, "SYNCLINE_CONTROL_"))
-        ) from None
+        raise ConfigError(sentence(error, name=flag_or_variable(given, PREFIX))) from None

@@ -21,11 +21,11 @@ from pydantic import ValidationError
 from syncline_proto.descriptors import raise_limit
 from syncline_proto.errors import ConfigError, SynclineError
 from syncline_proto.loading import INTERRUPTED
-from syncline_proto.words import flag_or_variable, sentence
+from syncline_proto.words import flag_or_variable, misspelt, sentence
 from syncline_sync.allocator import keep_freed_memory
 from syncline_sync.lines import Lines, is_out
 from syncline_sync.process import fault, serve
-from syncline_sync.settings import SyncSettings
+from syncline_sync.settings import PREFIX, SyncSettings
 from syncline_sync.supervisor import ChildFailed, supervise
 
 log = structlog.get_logger()
@@ -131,6 +131,8 @@ def run(
     # Numbers have come as text: the settings say what is wrong with one, be it the environment's.
     settings = _settings({key: value for key, value in locals().items() if value is not None})
     _configure_logging(settings.log_json, settings.own_name if settings.parent else "")
+    for why in misspelt(os.environ, PREFIX, SyncSettings) if not settings.parent else ():
+        log.warning("environment", why=why)
     raise typer.Exit(INTERRUPTED if _until_told(settings) is signal.SIGINT else 0)
 
 
@@ -143,7 +145,7 @@ def _settings(given: dict[str, Any]) -> SyncSettings:
     try:
         return SyncSettings(**given)
     except ValidationError as error:
-        raise ConfigError(sentence(error, name=flag_or_variable(given, "SYNCLINE_SYNC_"))) from None
+        raise ConfigError(sentence(error, name=flag_or_variable(given, PREFIX))) from None
 
 
 def _until_told(settings: SyncSettings) -> signal.Signals | None:

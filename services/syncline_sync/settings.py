@@ -21,6 +21,9 @@ from syncline_proto.settings import is_loopback
 OF_HOST = "host"
 """Instead of an index: the number at the end of the host's name, as in a StatefulSet."""
 
+PREFIX = "SYNCLINE_SYNC_"
+"""Of the settings' variables."""
+
 PORTS = ("port", "health_port", "metrics_port")
 
 STAGING_MIN = 1 << 20
@@ -32,9 +35,7 @@ UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
 class SyncSettings(BaseSettings):
     """Where to listen, where to keep what, whom to ask."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="SYNCLINE_SYNC_", env_ignore_empty=True, extra="ignore"
-    )
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="ignore")
 
     control: str = "http://127.0.0.1:8500"
     token: str = ""

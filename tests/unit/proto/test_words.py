@@ -8,7 +8,14 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from syncline_proto.names import IN_WORDS, NAME_PATTERN, NAME_WORDS
-from syncline_proto.words import GIVEN_CHARACTERS_MAX, KEYS_MAX, finding, sentence, unknown
+from syncline_proto.words import (
+    GIVEN_CHARACTERS_MAX,
+    KEYS_MAX,
+    finding,
+    misspelt,
+    sentence,
+    unknown,
+)
 
 
 class Inner(BaseModel):
@@ -108,3 +115,11 @@ def test_the_reader_hears_the_name_that_he_knows() -> None:
 def test_only_a_few_keys_are_listed() -> None:
     many = [f"key-{number}" for number in range(KEYS_MAX + 1)]
     assert unknown("zzz", many) == "zzz is not a setting."
+
+
+def test_a_variable_that_is_almost_a_setting_is_told_and_one_of_somebody_else_is_not() -> None:
+    given = ["P_STEP", "P_STEPS", "P_INER", "P_INNER_SERVICE_PORT", "STEP", "P_"]
+    assert misspelt(given, "P_", Outer) == [
+        "P_INER is not a setting; did you mean P_INNER?",
+        "P_STEP is not a setting; did you mean P_STEPS?",
+    ]
