@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import time
 import uuid
+from collections.abc import Mapping
 
 import structlog
 
-from syncline_proto.errors import LeaseLost, RunUnknown, StoreDamaged
+from syncline_proto.errors import LeaseLost, RunUnknown, StoreDamaged, Unreachable
 from syncline_proto.reports import EventIn
 from syncline_proto.rest import Membership, PhaseVote, RunMembership
 from syncline_sync.astray import has_gone_on, is_older, missing, without_others
@@ -37,8 +38,11 @@ class Host:
         self.instance = uuid.uuid4().hex
         self._residence, self._shared = residence, shared
         self._changed = asyncio.Event()
-        self._plane = ""
-        """The control plane's process whose word is followed."""
+        self._stamp = MembershipStamp()
+        self._named: Mapping[str, RunMembership] = {}
+        """The newest word, by run."""
+        self._preparing: dict[str, asyncio.Task[Exception | None]] = {}
+        """Runs for which the word cannot count yet."""
 
     async def fall_back(self, name: str) -> None:
         """Let a damaged run go on from what is whole, on the operator's word; before any is served.
@@ -61,21 +65,64 @@ class Host:
             self._tell_standing(await self._residence.run(name))
 
     async def follow(self, membership: Membership) -> None:
-        """Take over the control plane's word on every run that has not ended.
+        """Take over the control plane's word on every run that has not ended; one call at a time.
 
-        Not before each has been read from the store and its settings are there; those that are
-        damaged are passed over, and those of a service that has taken our name. One call at a time.
-
-        Raises:
-            StoreError: the disk refuses.
+        At once on those that are ready: that are read from the store and have their settings there.
+        Each of the others gets its own once it is ready, the newest there is by then: none waits
+        for another, which may be long in reading. Those that are damaged are passed over, and those
+        of a service that has taken our name.
         """
         if self._shared.is_replaced():
             there = self._residence
             known = {run.run for run in membership.runs if await there.knows(run.run)}
             membership = without_others(membership, there.runs, frozenset(known))
-        while waiting := [r for r in membership.runs if not self._ready(r)]:
-            await asyncio.gather(*(self._prepare(r) for r in waiting))
-        self._adopt(membership)
+        self._stamp = MembershipStamp(membership.instance, membership.version)
+        self._named = {run.run: run for run in membership.runs}
+        now_s = time.monotonic()
+        for host in self._residence.runs.values():
+            if host.name not in self._named:
+                host.end(now_s)
+        for run in membership.runs:
+            if run.run in self._preparing:
+                continue
+            if self._ready(run):
+                self._adopt(run)
+            else:
+                self._preparing[run.run] = asyncio.create_task(self._get_ready(run.run))
+        self._say_changed()
+
+    async def caught_up(self) -> None:
+        """Wait until all that was said so far counts.
+
+        Raises:
+            StoreError: the disk refuses.
+        """
+        while self._preparing:
+            for error in await asyncio.gather(*self._preparing.values()):
+                if error is not None:
+                    raise error
+
+    async def close(self) -> None:
+        """Get no more runs ready: the process ends. Called last."""
+        for task in self._preparing.values():
+            task.cancel()
+        await asyncio.gather(*self._preparing.values(), return_exceptions=True)
+
+    async def _get_ready(self, name: str) -> Exception | None:
+        """Make a run ready for the word on it, and take that over; return what was in the way."""
+        try:
+            with self._residence.awaiting(name):
+                while (run := self._named.get(name)) is not None and not self._ready(run):
+                    await self._prepare(run)
+                if run is not None:
+                    self._adopt(run)
+        except Exception as error:
+            self._shared.fail(error)
+            return error
+        finally:
+            del self._preparing[name]
+            self._say_changed()
+        return None
 
     def _ready(self, run: RunMembership) -> bool:
         if self._residence.is_damaged(run.run):
@@ -103,24 +150,19 @@ class Host:
         except StoreDamaged as error:
             there.give_up(run.run, error.message)
 
-    def _adopt(self, membership: Membership) -> None:
-        now_s = time.monotonic()
-        stamp = MembershipStamp(membership.instance, membership.version)
-        for run in membership.runs:
-            if self._residence.is_damaged(run.run):
-                continue
-            host = self._residence.runs[run.run]
-            is_new = host.ended_at_s is not None
-            host.adopt(run, stamp)
-            if is_new:
-                log.info("run", run=run.run, state=run.state)
-            if is_new or membership.instance != self._plane:
-                self._tell_standing(host)
-        self._plane = membership.instance
-        named = {run.run for run in membership.runs}
-        for host in self._residence.runs.values():
-            if host.name not in named:
-                host.end(now_s)
+    def _adopt(self, run: RunMembership) -> None:
+        """Follow the word on a run that is ready, or damaged: that is served to nobody."""
+        if self._residence.is_damaged(run.run):
+            return
+        host = self._residence.runs[run.run]
+        is_new, plane = host.ended_at_s is not None, host.plane
+        host.adopt(run, self._stamp)
+        if is_new:
+            log.info("run", run=run.run, state=run.state)
+        if is_new or host.plane != plane:
+            self._tell_standing(host)
+
+    def _say_changed(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -135,6 +177,7 @@ class Host:
 
         Raises:
             RunUnknown: there is no such run.
+            Unreachable: it is being read from the store yet.
             StoreDamaged: its files are damaged; the message names one.
             LeaseLost: another incarnation holds the lease, or nobody does.
         """
@@ -152,6 +195,8 @@ class Host:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await changed.wait()
+        if run in self._preparing:
+            raise Unreachable(f"Run {run} is being read from the store; try again in a while.")
         if host is None:
             raise RunUnknown(f"There is no run {run} that goes on; create it first.")
         raise LeaseLost(

@@ -175,10 +175,14 @@ async def _work(
     """
     if settings.fall_back:
         await host.fall_back(settings.fall_back)
-    await link.adopt_snapshot()
-    await doors.open()
-    log.info("listening", address=at, data=str(settings.data), seat=str(settings.seat))
-    await link.run()
+    try:
+        await link.adopt_snapshot()
+        await host.caught_up()  # who comes in finds all that was served before
+        await doors.open()
+        log.info("listening", address=at, data=str(settings.data), seat=str(settings.seat))
+        await link.run()
+    finally:
+        await host.close()
 
 
 async def _come_to_rest(

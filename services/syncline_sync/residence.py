@@ -7,8 +7,9 @@ whose files are damaged is served to nobody, and harms no other. Knows nothing o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 
 import structlog
 
@@ -66,7 +67,18 @@ class Residence:
         """Runs on their way out; until one has stopped its files are its own: nobody loads it."""
         self._damaged: dict[str, str] = {}
         """Why a run is not served, in a sentence; until the process ends."""
+        self._awaited: set[str] = set()
+        """Runs that are about to be served: none of them is surplus."""
         self._is_ending = False
+
+    @contextlib.contextmanager
+    def awaiting(self, name: str) -> Generator[None]:
+        """Inside, a run is not put away: it counts as ended until it is served."""
+        self._awaited.add(name)
+        try:
+            yield
+        finally:
+            self._awaited.discard(name)
 
     @property
     def runs(self) -> Mapping[str, RunHost]:
@@ -245,7 +257,8 @@ class Residence:
     def _put_surplus_aside(self, beside: int = 0) -> list[asyncio.Task[None]]:
         """Take those out of service; ``put_away`` waits until they are out of memory."""
         kept_from_s = time.monotonic() - ENDED_KEPT_S
-        ended = [host for host in self._runs.values() if host.ended_at_s is not None]
+        hosts = (host for host in self._runs.values() if host.name not in self._awaited)
+        ended = [host for host in hosts if host.ended_at_s is not None]
         ended.sort(key=lambda host: host.asked_at_s, reverse=True)
         return [
             self.put_aside(host)

@@ -129,6 +129,11 @@ class RunHost:
         self._ending.hear(*self._phase)
         self._look()
 
+    @property
+    def plane(self) -> str:
+        """The control plane's process whose word was followed last."""
+        return self._stamp.instance
+
     def end(self, now_s: float) -> None:
         """The control plane does not name the run any more: nobody is a member."""
         if self.ended_at_s is None:

@@ -108,7 +108,7 @@ class Asking:
                 )
                 for run in (RUN, FRESH)
             ]
-            await s.host.follow(Membership(version=1, runs=runs))
+            await s.follow(Membership(version=1, runs=runs))
             async with grpc.aio.insecure_channel(s.address) as self._channel:
                 yield s
 

@@ -209,7 +209,7 @@ def test_a_run_that_ends_answers_all_its_pushes(tmp_path: Path) -> None:
             header = rank_header(s.header(vector(1.0), "a", base_revision=0), 0, 2, 0, 10)
             waiting = asyncio.ensure_future(s.send(*iter_push(header, vector(1.0)[:10])))
             await asyncio.sleep(0.1)
-            await s.host.follow(Membership(version=99, runs=[]))
+            await s.follow(Membership(version=99, runs=[]))
             assert (await waiting).verdict == pb.VERDICT_FENCED
             _, values = await s.pull(newest=True)  # its last value is still to be had
             assert np.array_equal(values, vector(1.0))

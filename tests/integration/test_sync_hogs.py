@@ -66,7 +66,7 @@ async def two_runs(folder: Path, layout: Layout, **how: Any) -> AsyncIterator[Se
         for run, names in members.items()
     ]
     async with service(folder, RULES, **how) as s:
-        await s.host.follow(Membership(version=1, runs=runs))
+        await s.follow(Membership(version=1, runs=runs))
         for run, names in members.items():
             request = pb.OpenRunRequest(
                 run=run, replica=names[0], incarnation=1, layout=layout.to_proto()

@@ -83,7 +83,7 @@ def test_of_more_ended_runs_than_are_kept_in_memory_each_is_there_for_who_asks(
     async def scenario() -> None:
         async with service(tmp_path, ALONE) as s:
             await begun(s, *names)
-            await s.host.follow(Membership(version=99, runs=[]))
+            await s.follow(Membership(version=99, runs=[]))
             await s.residence.put_away()
             for _ in range(3):
                 found = await asyncio.gather(*map(s.residence.run, names))
@@ -114,10 +114,10 @@ def test_a_fragment_that_is_lost_with_its_mark_is_not_begun_anew(tmp_path: Path)
         shutil.rmtree(tmp_path / "runs" / RUN / "00000")
         (tmp_path / "runs" / RUN / "00000.begun").unlink()
         async with service(tmp_path, ALONE) as s:
-            await s.host.follow(Membership(version=1, runs=[word]))
+            await s.follow(Membership(version=1, runs=[word]))
             assert s.residence.runs[RUN].unbegun == layout.fragments[0].name, "it may be so yet"
             gone_on = word.model_copy(update={"revision": 1})
-            await s.host.follow(Membership(version=2, runs=[gone_on]))
+            await s.follow(Membership(version=2, runs=[gone_on]))
             with pytest.raises(StoreDamaged, match=f"fragment {layout.fragments[0].name} in"):
                 await s.residence.run(RUN)
 
@@ -186,16 +186,16 @@ def test_an_older_copy_of_the_folder_begins_an_epoch(tmp_path: Path, is_read: bo
             await s.pull(revision=3)
         async with service(tmp_path / "older", ALONE) as s:
             if is_read:
-                await s.host.follow(gone_on(0))
+                await s.follow(gone_on(0))
                 assert (await s.status()).epoch == 1
-            await s.host.follow(gone_on(3))
+            await s.follow(gone_on(3))
             status = await s.status()
             assert (status.epoch, status.fragments[0].revision) == (2, 0)
             (told,) = [one for one in s.reports if isinstance(one, EventIn)]
             assert told.kind == "run.went_back"
             assert "has heard of revision 3, and 0 is the newest" in told.message
             for heard in (3, 0, 3):  # what the control plane says until it has heard of that
-                await s.host.follow(gone_on(heard))
+                await s.follow(gone_on(heard))
             lost = await s.push(np.ones(10, np.float32), "a", seq=9, base_revision=0)
             assert lost.verdict == pb.VERDICT_STALE
             await s.push(np.ones(10, np.float32), "a", seq=10, base_revision=0, epoch=2)
@@ -214,7 +214,7 @@ def test_a_folder_that_has_all_that_was_heard_of_goes_on_in_its_epoch(tmp_path: 
             await s.pull(revision=1)
         for heard in (0, 1):
             async with service(tmp_path, ALONE) as s:
-                await s.host.follow(gone_on(heard))
+                await s.follow(gone_on(heard))
                 assert (await s.status()).epoch == 1
 
     asyncio.run(scenario())

@@ -116,7 +116,7 @@ def test_a_run_that_is_put_away_in_mid_commit_loses_nothing(
             await started(s)
             await s.push(vector(0.5), "a", base_revision=0)
             await until(writing)
-            await s.host.follow(Membership(version=99, runs=[]))
+            await s.follow(Membership(version=99, runs=[]))
             sweeping = asyncio.create_task(s.residence.sweep())
             while s.shared.metrics.registry.get_sample_value("syncline_sync_runs"):
                 await asyncio.sleep(0.001)
@@ -153,7 +153,7 @@ def test_a_run_that_does_not_come_to_rest_ends_the_service_and_is_not_loaded_aga
             with monkeypatch.context() as broken:
                 broken.setattr(run, "stop", raised_later)
                 broken.setattr(residence, "ENDED_MAX", 0)
-                await s.host.follow(Membership(version=99, runs=[]))
+                await s.follow(Membership(version=99, runs=[]))
                 await s.residence.put_away()
             assert s.faults == [fault]
             with pytest.raises(RuntimeError):
@@ -275,7 +275,7 @@ def test_a_damaged_run_is_refused_and_told_of_once_and_others_go_on(
         async with service(tmp_path, ALONE) as s:
             said: set[str | None] = set()
             for _ in range(2):
-                await s.host.follow(word(RUN, "other"))
+                await s.follow(word(RUN, "other"))
                 said.add(await refused_for(file.name, s.status()))
             with pytest.raises(StoreDamaged):
                 await s.host.member(RUN, "a", 1)
@@ -300,7 +300,7 @@ def test_a_run_with_a_folder_for_its_settings_is_refused_and_others_go_on(tmp_pa
         (tmp_path / "runs" / RUN / "run.json").mkdir()
         async with service(tmp_path, ALONE) as s:
             for _ in range(2):
-                await s.host.follow(word(RUN, "other"))
+                await s.follow(word(RUN, "other"))
                 await refused_for("run.json is a folder", s.status())
             assert len([e for e in s.reports if isinstance(e, EventIn)]) == 1
             assert await s.host.member("other", "a", 1)
@@ -319,7 +319,7 @@ def test_an_ended_run_that_is_put_away_as_it_proves_damaged_is_refused_and_other
         async with service(tmp_path, ALONE) as s:
             await started(s)
             lives = [await s.residence.run(RUN)]
-            await s.host.follow(Membership(version=99, runs=[]))
+            await s.follow(Membership(version=99, runs=[]))
 
             async def put_away_meanwhile(settings: RunSettings) -> None:
                 with monkeypatch.context() as full:
@@ -331,7 +331,7 @@ def test_an_ended_run_that_is_put_away_as_it_proves_damaged_is_refused_and_other
 
             monkeypatch.setattr(lives[0], "keeps", lambda settings: False)
             monkeypatch.setattr(lives[0], "keep", put_away_meanwhile)
-            await s.host.follow(word(RUN, "other"))
+            await s.follow(word(RUN, "other"))
             await refused_for("run.json is a folder", s.status())
             await asyncio.gather(*s.residence._stops.values())
             assert all(run._is_ending for run in lives)

@@ -100,7 +100,12 @@ class Service:
             phase_ended=phase[1],
             settling=settling,
         )
-        await self.host.follow(Membership(version=self.version, runs=[run]))
+        await self.follow(Membership(version=self.version, runs=[run]))
+
+    async def follow(self, membership: Membership) -> None:
+        """Have the service follow this word, and wait until all of it counts."""
+        await self.host.follow(membership)
+        await self.host.caught_up()
 
     async def open(self, layout: Layout, replica: str, incarnation: int = 1) -> pb.OpenRunResponse:
         return await self.stub.OpenRun(
