@@ -80,10 +80,12 @@ def main() -> None:
     print(json.dumps(result))
     usual = all(
         getattr(given, name) == parser.get_default(name)
-        for name in ("fragments", "elements", "staging_bytes")
+        for name in ("fragments", "elements", "rounds", "staging_bytes")
     )
     if not usual:
-        sizes = f"--fragments {parser.get_default('fragments')} --elements {ELEMENTS}"
+        sizes = " ".join(
+            f"--{name} {parser.get_default(name)}" for name in ("fragments", "elements", "rounds")
+        )
         print(
             f"Nothing is asked of these ratios: they count with {sizes}, and without "
             "--staging-bytes.",

@@ -89,11 +89,11 @@ class Referee:
             RoundFailed: a process has ended, or the limit is over.
         """
         self.wait(system, see_alive)
+        see_alive()
         people = self._systems[system].participants.values()
         for one in people:
-            assert one.connection is not None
             one.began = one.ready = None
-            one.connection.sendall(b"\n")
+            _let_go_on(one)
         self.wait(system, see_alive)
         began = [one.began for one in people if one.began is not None]
         told = [one.ready for one in people if one.ready is not None]
@@ -140,9 +140,8 @@ class Referee:
         if len(people) < self._participants or any(one.ended is None for one in people):
             return
         for one in people:
-            assert one.connection is not None
             one.ended = None
-            one.connection.sendall(b"\n")
+            _let_go_on(one)
 
     def _accept(self) -> None:
         while True:
@@ -167,3 +166,15 @@ def _shut(each: socket.socket) -> None:
     """End what it is waited for; closing it alone would wake nobody."""
     with suppress(OSError):
         each.shutdown(socket.SHUT_RDWR)
+
+
+def _let_go_on(one: _Participant) -> None:
+    """
+    Raises:
+        RoundFailed: it is gone.
+    """
+    assert one.connection is not None
+    try:
+        one.connection.sendall(b"\n")
+    except OSError as error:
+        raise RoundFailed(f"A participant has gone ({error.strerror}).") from error

@@ -114,7 +114,10 @@ def services() -> Iterator[tuple[Path, Cluster, grpc.Channel]]:
     ):
         try:
             assert process.stdout is not None
-            address = f"127.0.0.1:{int(process.stdout.readline())}"
+            port = process.stdout.readline().strip()
+            if not port:
+                sys.exit("The bare server has ended before it listened; see what it said above.")
+            address = f"127.0.0.1:{port}"
             with grpc.insecure_channel(address, options=OPTIONS) as channel:
                 yield store, cluster, channel
         finally:

@@ -207,6 +207,10 @@ class ControlLink:
             return
         if answer.status_code == 413 and (bare := _without_data(batch[0])) != batch[0]:
             log.warning("too much data to tell of; only the round is told", run=run)
+            if (
+                batch[0].data is None
+            ):  # else it is where the fragment stands, which would be no less
+                self._reports.lose(run, 1)
             await self._send(run, [bare])
             return
         if answer.is_success:

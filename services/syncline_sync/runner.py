@@ -170,7 +170,7 @@ class Runner:
             self._inbox.put_nowait(staged)  # bounded by the staging budget
 
     def adopt(self, change: Adopt) -> None:
-        """Take over the newest word on the run, after the pushes that wait already."""
+        """Take over the newest word on the run, when it is its turn; or that of one that waits."""
         self._change = change
         self._wake()
 

@@ -1,7 +1,10 @@
-"""Whose rounds count in ``round.py``, and how many."""
+"""Whose rounds count in ``round.py``, how many, and what becomes of one that is gone."""
 
 from __future__ import annotations
 
+import json
+import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +12,7 @@ import pytest
 import contest
 import systems
 from contest import DURABLE, OURS, Contest
-from turns import Round, RoundFailed
+from turns import Referee, Round, RoundFailed
 
 REPEATS, ENOUGH = 9, 4
 
@@ -74,3 +77,15 @@ def test_a_round_of_ours_that_fails_ends_it() -> None:
 
 def test_every_peer_has_a_bound_to_what_it_may_be_off() -> None:
     assert set(contest.PEER_OFF_MAX) == set(systems.PEERS)
+
+
+def test_a_participant_that_is_gone_between_its_turns_fails_the_round(tmp_path: Path) -> None:
+    """Its system is to be remembered as failed, and the others go on."""
+    lines = ({"system": "gloo", "participant": 0}, {"ready": True})
+    with Referee(tmp_path / "gate", 1, 60.0) as referee:
+        with socket.socket(socket.AF_UNIX) as participant:
+            participant.connect(str(tmp_path / "gate"))
+            participant.sendall("".join(json.dumps(line) + "\n" for line in lines).encode())
+            referee.wait("gloo", lambda: None)
+        with pytest.raises(RoundFailed, match="has gone"):
+            referee.round("gloo", lambda: None)

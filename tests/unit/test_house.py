@@ -88,6 +88,8 @@ def test_no_pickle_in_what_we_ship() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 assert all(alias.name != "pickle" for alias in node.names), path
+            elif isinstance(node, ast.ImportFrom):
+                assert node.module != "pickle", path
 
 
 def test_no_core_opens_a_file() -> None:

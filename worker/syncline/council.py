@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYet
+from concurrent.futures import Future, wait
 from dataclasses import replace
 
 from syncline.core.agreement import Answer, Conclusion, Order, Report, Step, conclude
@@ -137,10 +136,8 @@ class Council:
 
 
 def _within(future: Future[Outcome], seconds: float) -> Outcome:
-    try:
-        return future.result(seconds)
-    except NotYet:
-        return WAITING
+    wait((future,), seconds)  # to ask for its result would take its own TimeoutError for ours
+    return _so_far(future)
 
 
 def _so_far(future: Future[Outcome]) -> Outcome:

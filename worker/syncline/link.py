@@ -192,6 +192,7 @@ class Link:
                 stream: Any = self._calls.pull(request, metadata=self._metadata)
             watched.begin(stream)
             header = _read(next(stream)).header
+            watched.moved()
             published_s = _moment(header.published_ago_s)
             if elements is not None and header.elements != elements:
                 raise InvalidRequest(f"pull: {header.elements} elements came, not {elements}.")

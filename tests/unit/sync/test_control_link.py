@@ -123,6 +123,36 @@ def test_where_a_fragment_stands_is_told_without_its_data_where_that_is_too_much
     assert len(asked) == 5, "both, each, and each without"
 
 
+def test_nothing_is_settled_by_a_round_that_was_told_without_its_data() -> None:
+    """Where its fragment stands tells of the data; until then it would be given out again."""
+    told: list[tuple[int, list[int]]] = []
+    anew: list[str] = []
+    push = {"replica": "a", "incarnation": 1, "verdict": "accepted", "weight": 1.0}
+    push["data"] = [(0, 0, 9)]
+    made = standing(0).model_copy(update={"data": None})
+    round_ = RoundReport.model_validate(made.model_dump() | {"contributions": [push]})
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "DELETE":
+            return httpx.Response(204)
+        body = Reports.model_validate_json(request.content)
+        if any(part.data for one in body.rounds for part in one.contributions):
+            return httpx.Response(413)
+        told.append((len(body.rounds), [one.membership for one in body.settled]))
+        return httpx.Response(204)
+
+    async def scenario() -> None:
+        reports = ReportQueue()
+        reports.put("run", round_)
+        reports.put("run", Settled(fragment=0, membership=5))
+        async with link_to(answer, reports=reports, tell_anew=anew.append) as link:
+            await link.send_last(60)
+
+    asyncio.run(scenario())
+    assert anew == ["run"]
+    assert told == [(1, []), (0, [0])]
+
+
 def standing(number: int) -> RoundReport:
     return RoundReport(
         fragment=number,

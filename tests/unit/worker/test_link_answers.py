@@ -15,6 +15,7 @@ import pytest
 from syncline import link as links
 from syncline.link import Link
 from syncline.scratch import Scratch
+from syncline.stalled import Watched
 from syncline_proto.codec import crc32c
 from syncline_proto.errors import InvalidRequest, Unreachable
 from syncline_proto.settings import TimeoutSettings
@@ -63,6 +64,16 @@ def test_what_is_no_message_is_not_what_was_asked_for(before: tuple[bytes, ...])
     """No patience changes that, as it would that of a service which ended the call."""
     with answering(*before, b"\xff") as link, pytest.raises(InvalidRequest, match="no message"):
         link.pull(pb.PullRequest(), 1, Scratch())
+
+
+def test_the_header_is_progress_as_a_chunk_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else who has waited long for a revision would be cut off before its first chunk."""
+    moves: list[Watched] = []
+    moved = Watched.moved
+    monkeypatch.setattr(Watched, "moved", lambda one: (moves.append(one), moved(one)))
+    with answering(*(part.SerializeToString() for part in (HEADER, CHUNK))) as link:
+        link.pull(pb.PullRequest(), 1, Scratch())
+    assert len(moves) == 2
 
 
 @pytest.mark.parametrize(
