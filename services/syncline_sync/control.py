@@ -207,9 +207,7 @@ class ControlLink:
             return
         if answer.status_code == 413 and (bare := _without_data(batch[0])) != batch[0]:
             log.warning("too much data to tell of; only the round is told", run=run)
-            if (
-                batch[0].data is None
-            ):  # else it is where the fragment stands, which would be no less
+            if not _says_where_it_stands(batch[0]):  # to tell that anew would be as much again
                 self._reports.lose(run, 1)
             await self._send(run, [bare])
             return
@@ -247,6 +245,10 @@ def _without_data(told: Told) -> Told:
         return told
     pushes = [one.model_copy(update={"data": []}) for one in told.contributions]
     return told.model_copy(update={"data": None, "contributions": pushes})
+
+
+def _says_where_it_stands(told: Told) -> bool:
+    return isinstance(told, RoundReport) and told.data is not None
 
 
 def _membership(answer: bytes) -> Membership:
