@@ -59,9 +59,9 @@ class ControlLink:
         adopt: Callable[[Membership], Awaitable[None]],
         reports: ReportQueue,
         snapshot: Path,
-        votes: Callable[[], list[PhaseVote]] = list,
-        tell_anew: Callable[[str], None] = lambda _: None,
-        at_disk: Callable[..., Awaitable[Any]] = asyncio.to_thread,
+        votes: Callable[[], list[PhaseVote]],
+        tell_anew: Callable[[str], None],
+        at_disk: Callable[..., Awaitable[Any]],
     ) -> None:
         """``client`` and ``url`` are the ``Caller``'s. ``snapshot`` keeps the last membership; it
         is written ``at_disk``, which runs what it is given off the loop.

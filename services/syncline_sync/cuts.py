@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from syncline_proto.spans import Extent, Spans
-from syncline_sync.sources import FEW_SPANS
+
+FEW_SPANS = 1024
+"""So many spans are copied one by one, which takes less than a millisecond."""
 
 CUT_SPANS = 1 << 16
 """Of a chunk: with 16 bytes each, 1 MiB for each pull whose turn it is."""

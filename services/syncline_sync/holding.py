@@ -59,10 +59,6 @@ Reports = Callable[[merge.Outcome | None], Sequence[str]]
 """What a round's commit keeps for the control plane, once its outcome is known."""
 
 
-def no_reports(_: merge.Outcome | None) -> Sequence[str]:
-    return ()
-
-
 PAIR = 2
 """Pushes that are folded, or stepped, at once; at most."""
 
@@ -185,7 +181,7 @@ class Holding:
             self._spare, self._accumulator, self._squares = self._accumulator, None, None
             self._radii = None
 
-    async def finish(self, closing: Closing, reports: Reports = no_reports) -> None:
+    async def finish(self, closing: Closing, reports: Reports) -> None:
         """The end of a round: outer step, commit, and only then publication; or the other way.
 
         ``reports``, asked for after the outer step, go with the commit.

@@ -19,11 +19,11 @@ from syncline_proto.errors import RevisionGone, StoreError
 from syncline_proto.spans import Extent, Spans
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import Saved
-from syncline_sync.cuts import Cuts, chunk_spans
+from syncline_sync.cuts import FEW_SPANS, Cuts, chunk_spans
 from syncline_sync.disk import Disk
 from syncline_sync.pool import compute, leave_to
 from syncline_sync.report import pushed
-from syncline_sync.sources import FEW_SPANS, Difference, Source
+from syncline_sync.sources import Difference, Source
 
 PULLED_BYTES_MAX = 1 << 20
 """Of a chunk that is sent: it is in memory several times over for each reader, and chunks of twice

@@ -29,6 +29,7 @@ from syncline_sync.core.fragment import Fragment
 from syncline_sync.core.merge import Outcome, Weighed
 from syncline_sync.core.radial import is_radial
 from syncline_sync.core.record import ClosedBy, Judgement
+from syncline_sync.cuts import FEW_SPANS
 from syncline_sync.disk import Disk
 from syncline_sync.holding import Holding
 from syncline_sync.lingering import Lingering
@@ -36,7 +37,6 @@ from syncline_sync.lull import Lull
 from syncline_sync.metrics import RunMetrics
 from syncline_sync.pool import P, T, compute
 from syncline_sync.shard import push_of
-from syncline_sync.sources import FEW_SPANS
 from syncline_sync.staged import Staged
 from syncline_sync.staging import Staging, away
 from syncline_sync.stored import Stored

@@ -15,13 +15,12 @@ from syncline_proto.codec import Bytes
 from syncline_proto.errors import Unreachable
 from syncline_proto.parts import Chunk, write_chunk
 from syncline_proto.spans import Extent, Spans
-from syncline_sync.cuts import Cuts
+from syncline_sync.cuts import FEW_SPANS, Cuts
 from syncline_sync.patience import Patience, patience
 from syncline_sync.run import RunHost
 from syncline_sync.senders import Senders
 from syncline_sync.shared import Shared
 from syncline_sync.shelf import Loan
-from syncline_sync.sources import FEW_SPANS
 
 Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from syncline_proto.owners import Seat
@@ -34,17 +34,17 @@ class Shared:
     metrics: Metrics
     report: Report
     fail: Callable[[BaseException], None]
-    slabs: Slabs = field(default_factory=Slabs)
+    slabs: Slabs
     """Memory of pushes in flight."""
-    seat: Seat = Seat()
+    seat: Seat
     """Which fragments of every run are ours."""
-    vote: Callable[[], None] = lambda: None
+    vote: Callable[[], None]
     """How a run's synchronous phase stands has changed: the control plane should hear of it."""
-    settled: Callable[[], int] = lambda: 0
+    settled: Callable[[], int]
     """Reports of lower tickets need not be told again."""
-    lull: Lull = field(default_factory=Lull)
+    lull: Lull
     """For what need not be done at once."""
-    is_replaced: Callable[[], bool] = lambda: False
+    is_replaced: Callable[[], bool]
     """Whether the control plane knows another service by our name."""
 
     async def compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -16,11 +16,11 @@ from syncline_proto.codec import DIFFERENCE_ELEMENTS, Bytes, crc32c
 from syncline_proto.errors import Overloaded, RevisionGone
 from syncline_proto.spans import Extent, Spans
 from syncline_sync.core.record import KEPT
-from syncline_sync.cuts import Cuts, chunk_spans
+from syncline_sync.cuts import FEW_SPANS, Cuts, chunk_spans
 from syncline_sync.durability import StoreRefuses
 from syncline_sync.pool import compute
 from syncline_sync.published import Cut, Published
-from syncline_sync.sources import FEW_SPANS, Difference
+from syncline_sync.sources import Difference
 
 FEW_CUT_SPANS = FEW_SPANS // 4
 """So many spans are cut out of a difference within a millisecond; each may be in several blocks."""

@@ -18,6 +18,7 @@ from syncline_proto.codec import Bytes, Float32, codec_of, cut, encode
 from syncline_proto.errors import RevisionGone, StoreDamaged
 from syncline_proto.spans import Spans
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.cuts import FEW_SPANS
 from syncline_sync.descriptors import opened
 from syncline_sync.files import (
     MEND,
@@ -28,9 +29,6 @@ from syncline_sync.files import (
     readable,
     understood,
 )
-
-FEW_SPANS = 1024
-"""So many spans are copied one by one, which takes less than a millisecond."""
 
 _BITS = {2: np.uint16, 4: np.uint32}
 """What stands for an element of so many bytes where only its bits matter."""

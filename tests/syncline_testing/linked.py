@@ -37,7 +37,20 @@ async def link_to(
     transport = httpx.MockTransport(handler)  # pyright: ignore[reportArgumentType]
     async with httpx.AsyncClient(transport=transport) as client:
         queue = ReportQueue() if reports is None else reports
-        yield ControlLink(client, url, HELLO, adopt, queue, snapshot, list, tell_anew)
+        yield made(client, url, adopt, queue, snapshot, tell_anew)
+
+
+def made(
+    client: httpx.AsyncClient,
+    url: str,
+    adopt: Callable[[Membership], Awaitable[None]],
+    reports: ReportQueue,
+    snapshot: Path,
+    tell_anew: Callable[[str], None] = lambda _: None,
+) -> ControlLink:
+    """A link that has nothing to vote on, and whose disk is any thread."""
+    at_disk = asyncio.to_thread
+    return ControlLink(client, url, HELLO, adopt, reports, snapshot, list, tell_anew, at_disk)
 
 
 @asynccontextmanager

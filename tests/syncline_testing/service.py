@@ -33,6 +33,7 @@ from syncline_sync.budget import Budget
 from syncline_sync.checkpoints import CheckpointServicer
 from syncline_sync.disk import Disk
 from syncline_sync.host import Host
+from syncline_sync.lull import Lull
 from syncline_sync.metrics import Metrics
 from syncline_sync.pool import shut_down
 from syncline_sync.reading import HELD_MAX, Reader
@@ -41,6 +42,7 @@ from syncline_sync.residence import Residence
 from syncline_sync.servicer import SyncServicer
 from syncline_sync.serving import CHANNEL_OPTIONS
 from syncline_sync.shared import Shared
+from syncline_sync.slabs import Slabs
 from syncline_sync.statuses import Statuses
 
 RUN = "run"
@@ -249,7 +251,12 @@ async def service(
         metrics=Metrics(),
         report=report,
         fail=faults.append,
+        slabs=Slabs(),
         seat=seat,
+        vote=lambda: None,
+        settled=lambda: 0,
+        lull=Lull(),
+        is_replaced=lambda: False,
     )
     residence = Residence(shared)
     host = Host(residence, shared)

@@ -10,14 +10,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from syncline_proto.errors import ConfigError
-from syncline_proto.rest import Membership, SyncServiceHello
+from syncline_proto.rest import Membership
 from syncline_sync import calling, control
 from syncline_sync.control import ControlLink
 from syncline_sync.files import SEAL
 from syncline_sync.report_queue import ReportQueue
-from syncline_testing.linked import link_to
-
-HELLO = SyncServiceHello(name="sync-0", address="127.0.0.1:1", instance="i")
+from syncline_testing.linked import link_to, made
 
 
 def refusal(status: int, code: str) -> httpx.Response:
@@ -96,9 +94,8 @@ def met(
 
         transport = httpx.MockTransport(answer)
         async with httpx.AsyncClient(transport=transport) as client:
-            link = ControlLink(
-                client, "http://control", HELLO, adopt, ReportQueue(), tmp_path / "membership.json"
-            )
+            snapshot = tmp_path / "membership.json"
+            link = made(client, "http://control", adopt, ReportQueue(), snapshot)
             await link.adopt_snapshot()
             await follow(link, last)
 
@@ -228,9 +225,7 @@ def test_a_forwarder_with_nobody_behind_it_is_waited_for(
         server = await asyncio.start_server(forward, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with server, httpx.AsyncClient(trust_env=False) as client:
-            link = ControlLink(
-                client, url, HELLO, adopt, ReportQueue(), tmp_path / "membership.json"
-            )
+            link = made(client, url, adopt, ReportQueue(), tmp_path / "membership.json")
             await follow(link, arrived)
             assert arrived.is_set()
 

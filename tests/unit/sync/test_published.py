@@ -26,7 +26,7 @@ from syncline_proto.spans import NOWHERE, Extent, extent
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import staged
 from syncline_sync.core.record import Saved
-from syncline_sync.cuts import CUT_SPANS
+from syncline_sync.cuts import CUT_SPANS, FEW_SPANS
 from syncline_sync.entries import Place
 from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.published import PULLED_BYTES_MAX, Published, Whose
@@ -37,7 +37,7 @@ from syncline_sync.shelf import (
     NewestNamed,
     Shelf,
 )
-from syncline_sync.sources import FEW_SPANS, Difference, Plain, Sent, Source
+from syncline_sync.sources import Difference, Plain, Sent, Source
 from syncline_testing.service import service
 
 SIZE = 1_500_000
