@@ -22,11 +22,20 @@ def test_a_service_that_was_ended_is_away_at_once_with_the_way_to_start_it_again
         checks = json.loads(capsys.readouterr().out)["checks"]
         (found,) = [one for one in checks if one["check"] == "sync service"]
         assert found["what"].endswith("is away: it has ended, or is not heard of any more")
-        assert f"(syncline-sync --control {cluster.control_url} --data FOLDER)" in found["advice"]
-        assert run(["status", *at]) == 0
-        assert "is away, and rounds of its fragments wait for that; start it again." in " ".join(
-            capsys.readouterr().out.split()
+        assert (
+            f"(syncline-sync --control {cluster.control_url} --data FOLDER ...)" in found["advice"]
         )
+
+        def told() -> str:
+            assert run(["status", *at]) == 0
+            return " ".join(capsys.readouterr().out.split())
+
+        assert "is away; start it again before the next run." in told()
+        cluster.post("/runs", {"name": "goes-on"})
+        said = "is away, and rounds of its fragments wait for that; start it again."
+        assert said in told()
+        cluster.post("/runs/goes-on/stop")
+        assert said not in told()
         (ended,) = cluster.get("/events?kind=sync.ended")
         assert ended["message"].endswith("has ended.")
 
@@ -41,4 +50,6 @@ def test_a_service_that_was_killed_just_now_is_said_to_have_ended(
         (found,) = [one for one in checks if one["check"] == "sync service"]
         assert found["what"].startswith("nobody listens at the address of ")
         assert found["advice"].startswith("It may just have ended: start it again on its own ")
-        assert f"(syncline-sync --control {cluster.control_url} --data FOLDER)" in found["advice"]
+        assert (
+            f"(syncline-sync --control {cluster.control_url} --data FOLDER ...)" in found["advice"]
+        )

@@ -281,4 +281,5 @@ def _sync_services(client: OperatorClient, token: str | None) -> Iterator[Findin
 def _again(one: SyncEndpoint, control: str) -> str:
     """Where and how a sync service is started again."""
     seat = f" --shards {one.shards} --index {one.index}" if one.shards > 1 else ""
-    return f"on its own folder and ports (syncline-sync --control {control}{seat} --data FOLDER)"
+    how = f"syncline-sync --control {control}{seat} --data FOLDER ..."
+    return f"on its own folder and ports, as it was started before ({how})"

@@ -166,7 +166,9 @@ def scale_run(
     from syncline_proto.errors import ConfigError
 
     if (replicas is None) is not whoever_comes:
-        raise ConfigError("Say how many replicas there should be, or --any, and not both.")
+        ways = f"a number, as in `syncline runs scale {run} 4`, or --any"
+        both = "" if replicas is None else ", not both"
+        raise ConfigError(f"Say how many replicas there should be: {ways}{both}.")
     with connect(control, token) as client:
         view = client.scale(run, replicas)
     output.show(view, as_json, lambda: _wanted(view))

@@ -173,7 +173,7 @@ def _picture(seen: dict[str, Any]) -> RenderableType:
         *(Text(_damage(event)) for event in seen["damaged"]),
         "",
         _services_table(seen["sync_services"]),
-        *_away(seen["sync_services"]),
+        *_away(seen["sync_services"], any(run.ended_at is None for run in seen["runs"])),
         "",
         Text(f"The live page is at {seen['control'].partition(',')[0]}/"),
     )
@@ -256,13 +256,15 @@ def _services_table(services: Sequence[SyncEndpoint]) -> RenderableType:
     return output.table(columns, rows, empty="No sync service has announced itself yet.")
 
 
-def _away(services: Sequence[SyncEndpoint]) -> Iterator[str]:
-    """Say what it means that one is away."""
+def _away(services: Sequence[SyncEndpoint], goes_on: bool) -> Iterator[str]:
+    """Say what it means that one is away; ``goes_on``: there is a run that has not ended."""
     away = [one.name for one in services if not one.alive]
-    if away:
-        what = "is away, and rounds of its" if len(away) == 1 else "are away, and rounds of their"
-        again = "start it again" if len(away) == 1 else "start them again"
-        yield f"{', '.join(away)} {what} fragments wait for that; {again}."
+    if not away:
+        return
+    is_away, its, it = ("is", "its", "it") if len(away) == 1 else ("are", "their", "them")
+    waits = f", and rounds of {its} fragments wait for that" if goes_on else ""
+    until = "" if goes_on else " before the next run"
+    yield f"{', '.join(away)} {is_away} away{waits}; start {it} again{until}."
 
 
 def _events_table(found: Sequence[Event]) -> RenderableType:
