@@ -1,8 +1,9 @@
 """One fragment at work: its decisions, and what it holds, in one order.
 
-An actor: a single task takes pushes and membership one after another, so nothing here needs a
-lock. Heavy arithmetic runs in the pool, and what is written in the threads of the disk, while the
-task waits; the order is always
+An actor on the event loop, so nothing here needs a lock: a single task takes pushes and
+membership one after another. What needs no values is answered beside it, between two of its steps:
+that a push is known, or fenced, or late. Heavy arithmetic runs in the pool, and what is written in
+the threads of the disk, while the task waits; the order is always
 judge -> fold -> answer -> (due?) close -> outer step -> store -> publish. But a round's first two
 pushes may be answered, and the round closed, before they are folded, in one pass, or stepped as
 they came.
@@ -149,8 +150,8 @@ class Runner:
         self._voice = Voice(number, spec.name, around.telling, stored.reports)
         self._task = asyncio.create_task(self._run(), name=f"fragment {around.run}/{number}")
 
-    async def too_late(self, header: pb.PushHeader) -> Judgement | None:
-        """STALE for a push whose round has closed, once that is published; no values need come.
+    async def answer_late(self, header: pb.PushHeader) -> Judgement | None:
+        """Answer a push whose round has closed, once that is published; no values need come.
 
         A kill before that undoes the close: one rank would have been told, and the others wait.
 
@@ -158,7 +159,7 @@ class Runner:
             InvalidRequest: it contradicts where the run stands.
         """
         push = push_of(header, norm=0.0)
-        while (late := self.core.too_late(push)) is not None and not self._is_published.is_set():
+        while (late := self.core.answer_late(push)) is not None and not self._is_published.is_set():
             await self._is_published.wait()
         return late
 

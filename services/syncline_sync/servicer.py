@@ -111,7 +111,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         header = shard.header
         early = _early(run, runner, header)
         if early is None:
-            early = await _too_late(run, runner, staging, header)
+            early = await _answer_late(run, runner, staging, header)
         if early is not None:
             run.metrics.judged(early.verdict)
             return _response(early, runner)
@@ -268,7 +268,7 @@ def _early(run: RunHost, runner: Runner, header: pb.PushHeader) -> Judgement | N
     )
 
 
-async def _too_late(
+async def _answer_late(
     run: RunHost, runner: Runner, staging: Staging, header: pb.PushHeader
 ) -> Judgement | None:
     """The answer to a member's push whose round has closed; None if it is to come in.
@@ -277,7 +277,7 @@ async def _too_late(
         InvalidRequest: it contradicts where the run stands; its other ranks will hear of that.
     """
     try:
-        late = await runner.too_late(header)
+        late = await runner.answer_late(header)
     except InvalidRequest as error:
         staging.refuse(header, error)
         raise

@@ -186,10 +186,11 @@ class Fragment:
             early = self._of_another_epoch(epoch)
         return early
 
-    def too_late(self, push: WholePush) -> Judgement | None:
-        """STALE for a push whose round has closed, whatever its norm; None for any other.
+    def answer_late(self, push: WholePush) -> Judgement | None:
+        """Answer a push whose round has closed, whatever its norm: STALE; None for any other.
 
-        Who sends one is at work, and so is waited for in the rounds to come.
+        Who sends one is at work, and from now on is waited for in the rounds to come: to ask twice
+        is as good as once.
 
         Raises:
             InvalidRequest: it contradicts where the run stands.
@@ -223,7 +224,7 @@ class Fragment:
             )
         if push.kind is Kind.GRADIENT and (past := self._of_another_epoch(push.epoch)):
             return past
-        if (late := self.too_late(push)) is not None:
+        if (late := self.answer_late(push)) is not None:
             return late
         if (second := refusals.another(self._round, self.saved, push)) is not None:
             return second
