@@ -58,7 +58,7 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
     async def SaveFragments(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: pb.SaveFragmentsRequest, context: Context
     ) -> AsyncIterator[pb.SaveFragmentsResponse]:
-        with self._copies.call(f"run {request.run} is not copied to {request.url}"):
+        with self._copies.call(_not_copied(request)):
             async with aclosing(self._save(request)) as answers:
                 async for answer in answers:
                     yield answer
@@ -85,8 +85,7 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
     async def RestoreFragments(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: pb.RestoreFragmentsRequest, context: Context
     ) -> AsyncIterator[pb.RestoreFragmentsResponse]:
-        said = f"run {request.run} is not restored from {request.url}"
-        with self._copies.call(said):
+        with self._copies.call(_not_restored(request)):
             async with self._alone(request.run), aclosing(self._restore(request)) as answers:
                 async for answer in answers:
                     yield answer
@@ -106,7 +105,8 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
             held = await asyncio.shield(taking)
             depot = await self._depot(request.url)
             await self._copies.do(_see_free, depot)
-            copying = Copying(sum(pinned.entry.bytes for pinned in held.values()))
+            total = sum(pinned.entry.bytes for pinned in held.values())
+            copying = Copying(total, _not_copied(request))
             jobs = [partial(_copied, f, p, depot, copying, tokens[f]) for f, p in held.items()]
             async with aclosing(self._copies.followed(jobs, copying)) as steps:
                 async for saved in steps:
@@ -139,7 +139,7 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
         is_whole = False
         try:
             places = await self._copies.do(aside.begin, manifest)
-            copying = Copying(total)
+            copying = Copying(total, _not_restored(request))
             jobs = [
                 partial(_fetched, aside, places[f], manifest.entries[f], depot, copying)
                 for f in mine
@@ -183,6 +183,14 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
             yield
         finally:
             self._restoring.discard(run)
+
+
+def _not_copied(request: pb.SaveFragmentsRequest) -> str:
+    return f"run {request.run} is not copied to {request.url}"
+
+
+def _not_restored(request: pb.RestoreFragmentsRequest) -> str:
+    return f"run {request.run} is not restored from {request.url}"
 
 
 def _name(run: str) -> str:

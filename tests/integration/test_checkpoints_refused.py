@@ -11,11 +11,12 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from syncline.launch.kept import listed
 from syncline_proto.reports import EventIn
 from syncline_proto.v1 import checkpoints_pb2
-from syncline_sync import checkpoints
+from syncline_sync import checkpoints, copies
 from syncline_sync.aside import sweep_aside
 from syncline_sync.copies import CALLS_MAX, COPIES
 from syncline_sync.pins import sweep_pins
@@ -229,6 +230,39 @@ def test_a_store_that_hangs_keeps_its_calls_and_their_names_and_nothing_else(
             assert not s.faults
 
     asyncio.run(scenario())
+
+
+def test_a_store_that_hangs_amid_its_copies_holds_up_no_other_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "STILL_S", 0.5)
+    monkeypatch.setattr(copies, "TELL_S", 0.1)
+
+    async def scenario() -> None:
+        async with at_work(tmp_path / "store") as s:
+            manifest = await save(s, LAYOUT, str(tmp_path / "one"), 0)
+            files = [tmp_path / "one" / entry.file for entry in manifest.entries]
+            assert len(files) >= COPIES
+            for file in files:
+                file.unlink()
+                os.mkfifo(file)  # to open it for reading waits for who writes
+            restoring = asyncio.create_task(fetch(s, str(tmp_path / "one"), "next"))
+            said = "a checkpoint's store stands still"
+            async with asyncio.timeout(30):
+                while not (told := [line for line in logs if line["event"] == said]):
+                    await asyncio.sleep(0.05)
+            await save(s, LAYOUT, str(tmp_path / "two"), 0)
+            assert not restoring.done()
+            assert told[0]["left"] == f"run next is not restored from {tmp_path / 'one'}"
+            for file in files:  # cut short: nothing comes
+                os.close(os.open(file, os.O_WRONLY))
+            with pytest.raises(grpc.aio.AioRpcError):
+                await restoring
+            assert len([line for line in logs if line["event"] == said]) == 1
+            assert not s.faults
+
+    with capture_logs() as logs:
+        asyncio.run(scenario())
 
 
 async def _hung(s: Service, run: str, url: str) -> str:

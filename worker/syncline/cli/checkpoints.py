@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -43,6 +45,9 @@ app = typer.Typer(
       syncline checkpoints restore s3://bucket/my-run/my-run-r120 --run second
     """,
 )
+
+STILL_S = 30.0
+"""Where no byte has moved for so long the command says so."""
 
 Place = Annotated[
     str, typer.Argument(metavar="URL", help="A directory, or s3://BUCKET/FOLDER and the like.")
@@ -290,10 +295,17 @@ def _moving(title: str, is_quiet: bool) -> Iterator[Callable[[int, int], None]]:
 
     shown = not is_quiet and output.console(stderr=True).is_terminal
     with meter(title, None, shown=shown) as line:
+        moved, since_s = -1, time.monotonic()
 
         def told(done: int, total: int) -> None:
+            nonlocal moved, since_s
             if total:
                 line.expect(total)
             line.reach(done)
+            if done != moved:
+                moved, since_s = done, time.monotonic()
+            elif not is_quiet and time.monotonic() - since_s >= STILL_S:
+                since_s = math.inf  # once, until something moves
+                output.note(f"Nothing has moved for {STILL_S:g} s: does the store answer?")
 
         yield told
