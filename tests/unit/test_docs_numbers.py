@@ -303,6 +303,7 @@ CHECKPOINTS = [
     f"the save is tried {CUTS_MAX} times",
     f"A service does {copies.CALLS_MAX} such calls at a time",
     f"told to end, that waits {copies.END_S:g} s",
+    f"no byte has moved for {copies.STILL_S:g} s the log says which call",
     f"keeps it for {SECONDS[aside.KEPT_S]}, for the same restore said again",
     f"says which, and ends with exit code {ConfigError.exit_code}",
     f"The exit code is {CheckpointDamaged.exit_code} where one of them is damaged, and "
