@@ -154,7 +154,12 @@ def _until_told(settings: SyncSettings) -> signal.Signals | None:
         return asyncio.run(supervise(settings))
     raise_limit()
     keep_freed_memory()
-    return asyncio.run(serve(settings))
+    runner = asyncio.Runner()
+    try:
+        return runner.run(serve(settings))
+    finally:
+        with contextlib.suppress(RuntimeError):  # it wants a thread, for which there may be no room
+            runner.close()
 
 
 def main() -> None:

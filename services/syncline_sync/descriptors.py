@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from syncline_proto.descriptors import ENDLESS, none_left
-from syncline_sync.durability import StoreRefuses
+from syncline_sync.durability import MORE_FILES, StoreRefuses
 
 WAIT_S = 15.0
 """How long a file waits for one; within the time that the end of the process has for the disk."""
@@ -48,6 +48,6 @@ def opened(path: Path, how: Callable[[], T]) -> T:
                 raise StoreRefuses(
                     f"Cannot open {path}: {error.strerror} for {WAIT_S:g} s, and at most {limit()} "
                     "are allowed.",
-                    "Allow more (ulimit -n; the whole machine: fs.file-max)",
+                    MORE_FILES,
                 ) from error
         time.sleep(LOOK_S)

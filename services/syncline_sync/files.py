@@ -20,7 +20,7 @@ from syncline_proto.codec import Float32, UInt16, crc32c
 from syncline_proto.errors import InvalidRequest, StoreDamaged
 from syncline_proto.seals import Seal
 from syncline_sync.descriptors import opened
-from syncline_sync.durability import StoreRefuses
+from syncline_sync.durability import StoreRefuses, remedy
 from syncline_sync.memory import BLOCK, placed
 from syncline_sync.past_cache import write_parts
 
@@ -253,8 +253,8 @@ def writing(path: Path, half: Path | None = None) -> Generator[None]:
             with contextlib.suppress(OSError):  # the next commit takes it away
                 half.unlink()
         is_gone = isinstance(error, FileNotFoundError)
-        remedy = "Bring its folder back" if is_gone else "Free the disk or mend it"
-        raise StoreRefuses(f"Cannot write {path}: {error.strerror or error}.", remedy) from error
+        mend = remedy(error, "Bring its folder back" if is_gone else "Free the disk or mend it")
+        raise StoreRefuses(f"Cannot write {path}: {error.strerror or error}.", mend) from error
 
 
 @contextlib.contextmanager

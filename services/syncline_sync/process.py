@@ -90,6 +90,9 @@ class End:
 
 def fault(error: BaseException) -> str:
     """What is said of an error that nobody raised on purpose."""
+    if isinstance(error, MemoryError) or "start new thread" in str(error):
+        why = str(error) or type(error).__name__
+        return f"there is no room ({why}); allow more memory (ulimit -v) and threads (ulimit -u)."
     return f"a fault of ours: {type(error).__name__}; see the log."
 
 
@@ -151,9 +154,7 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
         if settings.parent:
             works.append(lambda: _until_alone(settings, end))
         await _work_until(end, works)
-        _, hanging = await asyncio.gather(doors.close(), checkpoints.close())
-        for what in hanging:
-            log.warning("a checkpoint's store does not answer; ending without it", left=what)
+        await _shut(doors, checkpoints, end)
         are_back = await _come_to_rest(residence, (pool, *disk.pools), settings.data, end)
         await link.send_last(LAST_REPORTS_S, end.why)
         if are_back:
@@ -185,6 +186,16 @@ async def _work(
         await host.close()
 
 
+async def _shut(doors: Doors, checkpoints: CheckpointServicer, end: End) -> None:
+    """Take no more calls. What cannot be shut keeps nothing else from coming to rest."""
+    shut, hanging = await asyncio.gather(doors.close(), checkpoints.close(), return_exceptions=True)
+    for error in (shut, hanging):
+        if isinstance(error, BaseException):
+            end.come(error)
+    for what in hanging if isinstance(hanging, list) else ():
+        log.warning("a checkpoint's store does not answer; ending without it", left=what)
+
+
 async def _come_to_rest(
     residence: Residence, pools: Iterable[ThreadPoolExecutor], data: Path, end: End
 ) -> bool:
@@ -195,7 +206,11 @@ async def _come_to_rest(
     except Exception as error:
         end.come(error)
     # Of calls that were cut, too, a thread may be at the disk.
-    are_back = shut_down(pools, max(THREADS_S, until_s - time.monotonic()))
+    try:
+        are_back = shut_down(pools, max(THREADS_S, until_s - time.monotonic()))
+    except RuntimeError as error:  # no thread can be started to wait for them
+        end.come(error)
+        return False
     if not are_back:
         end.come(DiskHangs(data, STOP_S))
     return are_back
@@ -222,7 +237,8 @@ async def _work_until(end: End, works: Sequence[Callable[[], Awaitable[None]]]) 
     tasks = [asyncio.create_task(_guard(work, end)) for work in works]
     await end.came.wait()
     why = end.sign.name if end.sign else type(end.error).__name__ if end.error else "alone"
-    log.info("ending: no more calls are taken, commits are finished", why=why)
+    more = {"error": str(end.error)} if end.error else {}
+    log.info("ending: no more calls are taken, commits are finished", why=why, **more)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -7,14 +7,16 @@ tells which places are in such a folder.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 from syncline_proto.errors import ConfigError, StoreError
 from syncline_proto.manifest import MANIFEST
 from syncline_proto.owners import SHARDS_MAX
-from syncline_sync.durability import StoreRefuses
+from syncline_sync.durability import StoreRefuses, remedy
 from syncline_sync.files import SEAL, is_there, read, replace_file, understood
 
 MARK = "seat.json"
@@ -38,7 +40,8 @@ def data_folder(path: Path) -> Path:
         is_file = isinstance(error, FileExistsError | NotADirectoryError)
         why = f"Cannot write to {path}: {'it is no folder' if is_file else error.strerror}"
         if _may_have_runs(path):  # on another folder we would have none of them
-            raise StoreRefuses(f"{why}.", "Free the disk or mend it") from error
+            mend = remedy(error, "Free the disk or mend it")
+            raise StoreRefuses(f"{why}.", mend) from error
         raise StoreError(f"{why}; choose another with --data.") from error
     return path
 
@@ -72,17 +75,29 @@ def take_seat(data: Path, index: int | None, shards: int) -> None:
         StoreDamaged: what it remembers cannot be read.
         StoreError: the disk refuses.
     """
-    mark, mine = _of(data / MARK), (index, shards)
-    there = mark or _of_others(data) or SINGLE
-    if there != mine and _has_runs(data):
-        raise ConfigError(_other(data, *there))
-    if mark is None and not _has_runs(data) and _has_checkpoints(data):
-        raise ConfigError(
-            f"{data} holds checkpoints, and no store of a sync service; choose another folder with "
-            "--data, and begin a run from one of them by `syncline checkpoints restore`."
-        )
+    mine = (index, shards)
+    with _listing(data):
+        mark = _of(data / MARK)
+        there = mark or _of_others(data) or SINGLE
+        if there != mine and _has_runs(data):
+            raise ConfigError(_other(data, *there))
+        if mark is None and not _has_runs(data) and _has_checkpoints(data):
+            raise ConfigError(
+                f"{data} holds checkpoints, and no store of a sync service; choose another folder "
+                "with --data, and begin a run from one of them by `syncline checkpoints restore`."
+            )
     if (mark or SINGLE) != mine:
         replace_file(data / MARK, SEAL.close(json.dumps({"index": index, "shards": shards})))
+
+
+@contextlib.contextmanager
+def _listing(data: Path) -> Generator[None]:
+    """Turn a refusal to tell what is in a folder into StoreError."""
+    try:
+        yield
+    except OSError as error:
+        mend = remedy(error, "Mend the disk")
+        raise StoreRefuses(f"Cannot look into {data}: {error.strerror or error}.", mend) from error
 
 
 def _has_runs(data: Path) -> bool:

@@ -21,6 +21,7 @@ from syncline_proto.exporter import Exporter
 from syncline_proto.v1 import checkpoints_pb2, checkpoints_pb2_grpc, sync_pb2, sync_pb2_grpc
 from syncline_sync.checkpoints import CheckpointServicer
 from syncline_sync.descriptors import limit
+from syncline_sync.durability import remedy
 from syncline_sync.guard import TokenGuard
 from syncline_sync.metrics import Metrics
 from syncline_sync.reading import Reader
@@ -249,7 +250,7 @@ def _refused(error: OSError, host: str, port: int, flag: str) -> ConfigError:
             f"Another process listens on {host} port {port}; end it or choose another --{flag} "
             f"({variable})."
         )
-    return ConfigError(
-        f"Cannot listen on {host} port {port} ({error.strerror or error}); choose another --host "
-        f"(SYNCLINE_SYNC_HOST) or --{flag} ({variable})."
-    )
+    why = f"Cannot listen on {host} port {port} ({error.strerror or error})"
+    another = f"choose another --host (SYNCLINE_SYNC_HOST) or --{flag} ({variable})"
+    mend = remedy(error, another)
+    return ConfigError(f"{why}; {mend}." if mend is another else f"{why}. {mend}.")

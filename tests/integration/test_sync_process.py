@@ -297,6 +297,38 @@ def test_a_fault_of_ours_is_one_sentence_with_the_traceback_in_the_log(tmp_path:
     assert "Traceback (most recent call last):" in "\n".join(log)
 
 
+def test_where_no_thread_can_be_started_it_comes_to_rest_and_the_first_error_is_told(
+    tmp_path: Path,
+) -> None:
+    """The doors cannot be shut either then; that does not hide what came first."""
+    broken = """
+import threading
+from syncline_sync import command, process
+
+async def scant(*_):
+    def start(_):
+        raise RuntimeError("can't start new thread")
+    threading.Thread.start = start
+    raise OSError(12, "no memory for a merge")
+
+process.Host.caught_up = scant
+command.main()
+"""
+    ports = [
+        flag for name in ("port", "health-port", "metrics-port") for flag in (f"--{name}", "0")
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", broken, "--data", str(tmp_path / "data"), *ports],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    *log, last = done.stdout.strip().splitlines()
+    assert last.startswith("syncline-sync: a fault of ours: OSError"), done.stdout
+    ending = [line for line in log if "no more calls are taken" in line]
+    assert len(ending) == 1 and "no memory for a merge" in ending[0]
+    assert sum("there is another error" in line for line in log) >= 1, "of its end"
+
+
 def test_help_tells_what_there_is_to_know(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "syncline_sync", "--help"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from structlog.testing import capture_logs
 from syncline_proto.descriptors import raise_limit
 from syncline_proto.errors import StoreDamaged, StoreError
 from syncline_proto.rest import Membership
-from syncline_sync import calling, descriptors, files
+from syncline_sync import calling, descriptors, files, seating, serving
 from syncline_sync.descriptors import limit
 from syncline_testing.linked import link_to, running
 from syncline_testing.stored import fragment, revision
@@ -31,6 +32,41 @@ def soft_limit(number: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("number", "way"),
+    [
+        (errno.EMFILE, "Allow more open files"),
+        (errno.ENFILE, "Allow more open files"),
+        (errno.ENOMEM, "Allow it more memory"),
+        (errno.ENOSPC, "Free the disk or mend it"),
+        (errno.ENOENT, "Bring its folder back"),
+    ],
+)
+def test_what_the_system_lacks_is_not_blamed_on_the_disk(number: int, way: str) -> None:
+    path = Path("there")
+    with pytest.raises(StoreError, match=f"{way}.*, then start the service again"):  # noqa: SIM117
+        with files.writing(path):
+            raise OSError(number, os.strerror(number), str(path))
+
+
+def test_a_folder_that_cannot_be_listed_is_told_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(seating, "_of_others", refuses)
+    with pytest.raises(StoreError, match=r"Cannot look into .*Allow more open files"):
+        seating.take_seat(tmp_path, 0, 1)
+
+
+def test_a_port_that_no_descriptor_is_left_for_is_not_to_be_another() -> None:
+    scant = OSError(errno.EMFILE, "Too many open files")
+    said = serving._refused(scant, "127.0.0.1", 1, "port").message
+    assert said.endswith("(Too many open files). Allow more open files (ulimit -n; the whole "
+                         "machine: fs.file-max).")  # fmt: skip
 
 
 def test_the_limit_is_raised_to_what_is_allowed() -> None:
