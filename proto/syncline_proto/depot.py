@@ -214,7 +214,7 @@ class Depot:
     def _told(
         self, name: str = "", *, writing: bool = False, creating: bool = False
     ) -> Generator[None]:
-        """Turn what a store raises into CheckpointError.
+        """Turn what a store raises into CheckpointError, or what its checksums are into damage.
 
         ``creating``: but for FileExistsError, which says that somebody else was first.
         """
@@ -236,10 +236,16 @@ class Depot:
                 raise
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
             said = " ".join(str(why).split())[:300].rstrip(".")
+            if "checksum" in type(error).__name__.lower() and not writing:
+                raise CheckpointDamaged(
+                    f"{where} is damaged, or was on its way here ({said}); try again."
+                ) from error
+            may_pass = not (self._is_local or isinstance(error, PermissionError))
+            again = "try again, or " if may_pass else ""
             if writing:
-                said = f"it cannot be written ({said}); choose another place"
+                said = f"it cannot be written ({said}); {again}choose another place"
             else:
-                said = f"{said}; check the address, and who may use it"
+                said = f"{said}; {again}check the address, and who may use it"
             raise CheckpointError(f"{where}: {said}.") from error
 
 

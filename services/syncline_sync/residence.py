@@ -47,9 +47,10 @@ WENT_BACK = (
 )
 
 OLDER_COPY = (
-    "{1} is an older copy of what it was: the control plane has heard of revision {0.heard}, and "
-    "{0.lacks} is the newest there of a fragment. What came after that is lost. Epoch {0.epoch} "
-    "begins: replicas move their progress onto what is there."
+    "{1} is older than it was: the control plane has heard of revision {0.heard}, and {0.lacks} is "
+    "the newest there of a fragment. It is an older copy, or it fell back and was killed before "
+    "that was told. What came after is lost. Epoch {0.epoch} begins: replicas move their progress "
+    "onto what is there."
 )
 
 RESTORED = "Begun at revision {0.revision} of the checkpoint {0.checkpoint}."

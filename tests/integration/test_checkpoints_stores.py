@@ -7,9 +7,10 @@ Azurite's `azurite-blob`, on the path.
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import pytest
 
 from syncline.launch.kept import listed
 from syncline_proto.depot import PART_BYTES, Depot
-from syncline_proto.errors import CheckpointError
+from syncline_proto.errors import CheckpointDamaged, CheckpointError
 from syncline_proto.settings import RunSettings
 from syncline_testing import buckets
 from syncline_testing.keeping import begin, copied, fetch, same, save, stored
@@ -118,6 +119,36 @@ def test_what_the_store_refuses_is_told_in_a_sentence(bucket: str) -> None:
     with pytest.raises(CheckpointError, match="is not there"):
         Depot(f"{bucket}/none").manifest()
     assert Depot(f"{bucket}/none").sizes() == {}
+
+
+def test_what_may_pass_is_to_be_tried_again_and_a_wrong_checksum_is_damage(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OddChecksumError(Exception):
+        pass
+
+    depot = Depot(f"{bucket}/odd")
+
+    def refused(error: Exception, act: Callable[[], object]) -> CheckpointError:
+        def refuses(*_: object) -> None:
+            raise error
+
+        with monkeypatch.context() as broken, pytest.raises(CheckpointError) as told:
+            broken.setattr(depot, "_open", refuses)
+            act()
+        return told.value
+
+    def read() -> list[bytes]:
+        return list(depot.pieces("file"))
+
+    busy = OSError(errno.EBUSY, "We encountered an error")
+    assert "; try again, or check the address" in refused(busy, read).message
+    writing = refused(busy, lambda: depot.put("file", [b"data"])).message
+    assert writing.endswith("; try again, or choose another place.")
+    forbidden = refused(PermissionError(errno.EACCES, "Forbidden"), read).message
+    assert forbidden.endswith(": Forbidden; check the address, and who may use it.")
+    torn = refused(OddChecksumError("did not match"), read)
+    assert isinstance(torn, CheckpointDamaged) and "did not match" in torn.message
 
 
 @pytest.mark.parametrize("size", [10, PART_BYTES + 10])

@@ -207,9 +207,15 @@ def offer(
     ``is_set``: the fragment has its revision 0. ``r`` is the open round.
 
     Raises:
-        InvalidRequest: the synchronous phase goes on, or they are not finite.
+        InvalidRequest: the synchronous phase goes on, or they are not finite, or they name a base
+            where there is none yet.
     """
     synchronous = is_synchronous(saved, warmup_steps)
+    if push.base is not None and not is_set and r is None:
+        raise InvalidRequest(
+            f"base_revision: {push.base} where nobody has offered parameters yet; first ones have "
+            "none."
+        )
     first = push.base is None and not is_set
     last = push.base == 0 and synchronous and is_set
     if last and (ended := _of_another_phase(saved, push)):

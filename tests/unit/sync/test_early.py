@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
+from syncline_proto.errors import InvalidRequest
+from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core.fragment import Fragment
 from syncline_sync.core.record import Judgement, Kind
 from syncline_testing.phases import Phase
 from syncline_testing.pure import whole_push
@@ -38,6 +43,18 @@ def test_who_has_lost_its_lease_hears_that_before_what_it_was_told_once() -> Non
     assert w.core.early(w.members, "a", *how) == ANSWERED, "it says more than a round does"
     fenced = w.core.early({"b": 1}, "a", *how)
     assert fenced is not None and fenced.verdict == FENCED, "as of members that are yet to be heard"
+
+
+@pytest.mark.parametrize("norm", [1.0, math.nan])
+def test_first_parameters_that_name_a_base_are_refused_for_that(norm: float) -> None:
+    """Else their sender would wait for who has offered others, and nobody has."""
+    members = {"a": 1}
+    core = Fragment(RunSettings())
+    core.adopt(0.0, members, RunSettings(), True, members)
+    with pytest.raises(InvalidRequest, match="base_revision: 0 where nobody has offered"):
+        core.judge(0.0, whole_push("a", kind=Kind.PARAMETERS, base=0, norm=norm))
+    offered = core.judge(0.0, whole_push("a", seq=2, kind=Kind.PARAMETERS, base=None))
+    assert offered.verdict == pb.VERDICT_ACCEPTED
 
 
 @pytest.mark.parametrize("kind", [Kind.GRADIENT, Kind.PARAMETERS, None])
