@@ -29,8 +29,12 @@ class TokenGuard(Doorkeeper):
         return hmac.compare_digest(sent, self._expected)
 
 
-async def _refused(_request: Any, _context: AnyContext) -> None:
-    raise Forbidden("The sync service asks for a token: set SYNCLINE_TOKEN to the run's.")
+async def _refused(_request: Any, context: AnyContext) -> None:
+    if "authorization" not in dict(context.invocation_metadata() or ()):
+        raise Forbidden("The sync service asks for a token: set SYNCLINE_TOKEN to the run's.")
+    raise Forbidden(
+        "The sync service has another token: set SYNCLINE_TOKEN to what its SYNCLINE_SYNC_TOKEN is."
+    )
 
 
 _REFUSING: Handler = grpc.stream_stream_rpc_method_handler(_refused)

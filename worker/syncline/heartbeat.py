@@ -19,7 +19,6 @@ from syncline.control import ControlClient
 from syncline.outage import Outage
 from syncline.pace import Pace, StepRate
 from syncline_proto.errors import (
-    Forbidden,
     LeaseLost,
     ReplicaUnknown,
     RunConflict,
@@ -37,8 +36,10 @@ CLOSE_S = 5.0
 
 ENDED = (RunState.STOPPED, RunState.FINISHED)
 
-REFUSALS = (LeaseLost, ReplicaUnknown, RunUnknown, RunConflict, Forbidden)
-"""Answers after which no heartbeat will be taken; any other error may pass."""
+REFUSALS = (LeaseLost, ReplicaUnknown, RunUnknown, RunConflict)
+"""Answers after which no heartbeat will be taken; any other error may pass. So may a refusal of the
+token: it was taken when the replica registered, and who started the control plane again may have
+mistyped its own."""
 
 log = structlog.get_logger()
 

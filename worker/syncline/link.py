@@ -26,7 +26,7 @@ from syncline.scratch import Scratch
 from syncline.stalled import Watch, Watched
 from syncline_proto.addresses import bearer_token, sync_address
 from syncline_proto.codec import Follower
-from syncline_proto.errors import InvalidRequest, SynclineError, Unreachable, bare
+from syncline_proto.errors import Forbidden, InvalidRequest, SynclineError, Unreachable, bare
 from syncline_proto.layout import Layout
 from syncline_proto.parts import read_chunk, write_chunk
 from syncline_proto.settings import TimeoutSettings
@@ -50,7 +50,8 @@ class Link:
     """A channel to one sync service.
 
     Raises (every call):
-        Unreachable: the connection failed.
+        Unreachable: the connection failed; or the token is refused that was taken before, which
+            who started the service again may have mistyped.
         ChunkDamaged: what came, here or there, was damaged on its way.
         SynclineError: the class that the service's trailer names.
     """
@@ -238,7 +239,13 @@ class Link:
     def _translated(self, error: grpc.RpcError, what: str) -> SynclineError:
         if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.CANCELLED:
             return Unreachable(f"{what} ended the call.")
-        return from_rpc_error(error, what)
+        told = from_rpc_error(error, what)
+        if isinstance(told, Forbidden) and self.instance:
+            return Unreachable(
+                f"{what} refuses the token that it took before; start it with that one "
+                "(SYNCLINE_SYNC_TOKEN)."
+            )
+        return told
 
 
 class _Calls:
