@@ -76,8 +76,14 @@ def misspelt(variables: Iterable[str], prefix: str, shape: Shape) -> list[str]:
         f"{name} is not a setting; did you mean {prefix + meant.upper()}?"
         for name in given
         if (key := name.removeprefix(prefix).lower()) not in known
-        for meant in difflib.get_close_matches(key, known, n=1, cutoff=ALMOST)
+        for meant in _almost(key, known)
     ]
+
+
+def _almost(key: str, known: list[str]) -> list[str]:
+    """The one of which this has the letters in another order, or the first words; or nearly all."""
+    same = [one for one in known if sorted(one) == sorted(key) or one.startswith(f"{key}_")]
+    return same[:1] or difflib.get_close_matches(key, known, n=1, cutoff=ALMOST)
 
 
 def first(error: ValidationError) -> ErrorDetails:

@@ -274,7 +274,8 @@ def _run(client: ControlClient, wish: Wish) -> RunView:
         try:
             return client.run(wish.run)
         except RunUnknown:
-            log.info("run.new", run=wish.run)
+            so = "it begins with the defaults, and ends when it is stopped: no token budget"
+            log.warning("run.new", run=wish.run, so=so)
     body = RunCreate(name=wish.run, settings=wish.settings or RunSettings(), job=wish.job)
     try:
         return client.create_run(body)

@@ -118,8 +118,9 @@ def test_only_a_few_keys_are_listed() -> None:
 
 
 def test_a_variable_that_is_almost_a_setting_is_told_and_one_of_somebody_else_is_not() -> None:
-    given = ["P_STEP", "P_STEPS", "P_INER", "P_INNER_SERVICE_PORT", "STEP", "P_"]
+    given = ["P_STEP", "P_STEPS", "P_INER", "P_INNER_SERVICE_PORT", "STEP", "P_", "P_MANE", "P_TOK"]
     assert misspelt(given, "P_", Outer) == [
         "P_INER is not a setting; did you mean P_INNER?",
+        "P_MANE is not a setting; did you mean P_NAME?",
         "P_STEP is not a setting; did you mean P_STEPS?",
     ]

@@ -222,7 +222,7 @@ def _control(client: OperatorClient) -> Iterator[Finding]:
     what = f"{client.url}, {output.counted(len(found), 'run')}"
     yield Finding(check="control plane", verdict="ok", what=what)
     for event in damaged_runs(client, found):
-        advice = "Once it is mended, the next round of every fragment ends this warning."
+        advice = "Once it is mended, a round of every fragment ends this warning."
         yield Finding(check="run", verdict="warn", what=event.message, advice=advice)
     if server is None:
         return

@@ -205,8 +205,8 @@ def _has_come(replica: ReplicaView) -> bool:
 
 
 def _damage(event: Event) -> str:
-    at = output.clock(event.time)
-    return f"{event.message} That was at {at}, and not every fragment has had a round since."
+    said = f"At {output.clock(event.time)}: {event.message}"
+    return f"{said} Until every fragment has had a round again, it may be served by now, or not."
 
 
 def _watch(client: OperatorClient, every: float) -> None:
