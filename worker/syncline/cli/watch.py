@@ -126,7 +126,7 @@ def rounds(
     token: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Show the last rounds of all fragments: who was merged, and who was not.
+    """Show the last rounds: who was merged, and who was not.
 
     Each is of one fragment; they stand in the order of their commits.
 
