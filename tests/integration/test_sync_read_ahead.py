@@ -44,8 +44,7 @@ def test_of_a_call_that_nobody_reads_no_more_is_taken_in_than_the_bound(
     staging_bytes: int, ahead: int
 ) -> None:
     assert ahead == min(AHEAD_MAX, staging_bytes * AHEAD_SHARE)
-    # The window may be renewed before it is read out; one more may lie half in it, and one be on its
-    # way.
+    # The window may be renewed before it is read out; one more may lie half in it, one on its way.
     assert asyncio.run(taken_in(staging_bytes)) <= 2 * ahead + 2 * len(CHUNK)
 
 
