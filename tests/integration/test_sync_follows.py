@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,13 @@ class SlowReads:
 
         monkeypatch.setattr(Recalled, "read", slow)
 
+    def run(self, scenario: Coroutine[Any, Any, None]) -> None:
+        """Run it, and let go of what it has left waiting."""
+        try:
+            asyncio.run(scenario)
+        finally:
+            self.open.set()
+
 
 def test_a_run_that_is_long_in_reading_holds_up_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -82,10 +90,7 @@ def test_a_run_that_is_long_in_reading_holds_up_no_other(
             assert reads.count == 3
             assert not s.faults
 
-    try:
-        asyncio.run(scenario())
-    finally:
-        reads.open.set()
+    reads.run(scenario())
 
 
 def test_a_run_that_is_named_no_more_once_it_is_read_is_not_served(
@@ -103,10 +108,7 @@ def test_a_run_that_is_named_no_more_once_it_is_read_is_not_served(
             assert s.residence.runs["slow"].ended_at_s is not None
             assert not s.faults
 
-    try:
-        asyncio.run(scenario())
-    finally:
-        reads.open.set()
+    reads.run(scenario())
 
 
 def test_runs_about_to_be_served_are_not_put_away_however_long_they_take(
@@ -151,7 +153,4 @@ def test_an_end_in_the_midst_of_a_read_is_no_fault(
             reads.open.set()
         assert not s.faults
 
-    try:
-        asyncio.run(scenario())
-    finally:
-        reads.open.set()
+    reads.run(scenario())
