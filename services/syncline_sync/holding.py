@@ -190,7 +190,10 @@ class Holding:
             StoreError: the disk refuses this round, or the one before; nothing is published.
         """
         both = self._pair(closing)
-        await (self.fold_first() if both is None else self._opened())
+        if both is None:
+            await self.fold_first()
+        elif self._sent is None or not closing.saved.is_by_difference:
+            await self._opened()  # else nothing is sent from the parameters: they may change
         await self.written()
         if closing.kind is Kind.GRADIENT:
             await self._finish_gradient(closing, reports)
@@ -293,6 +296,8 @@ class Holding:
         """
         accumulator, self._accumulator = self._accumulator, None
         (sent, unread), told = to_advance, None
+        if both is not None:
+            return await self._step_both(both, accumulator, closing, to_advance)
         if accumulator is None:
             if sent is not None:
                 told = await self._compute(advance, sent, self._parameters, unread)
@@ -302,8 +307,6 @@ class Holding:
             self._parameters, self._spare = accumulator, before if before.size else None
             self._momentum = new_momentum(self._numel)
             return None, None
-        if both is not None:
-            return await self._step_both(both, accumulator, closing, to_advance)
         arrays = self._parameters, self._momentum, accumulator
         weight, outer = closing.total_weight, closing.outer
         cosine = await self._turn(accumulator, closing)
@@ -318,20 +321,21 @@ class Holding:
         return replace(outcome, cosine=cosine), told
 
     async def _step_both(
-        self, both: pair.Pair, out: Float32, closing: Closing, to_advance: ToAdvance
+        self, both: pair.Pair, out: Float32 | None, closing: Closing, to_advance: ToAdvance
     ) -> tuple[merge.Outcome, memoryview | None]:
-        """``_step`` of a round that is a pair, into ``out``."""
+        """``_step`` of a round that is a pair: in place, or into ``out``."""
         (sent, unread), told = to_advance, None
-        arrays = self._parameters, self._momentum, out
+        arrays = self._parameters, self._momentum
         weight, outer, carry = closing.total_weight, closing.outer, closing.carry
         if sent is None:
-            outcome = await self._compute(pair.outer_step, both, *arrays, weight, outer, carry)
+            assert out is not None, "it was opened"
+            outcome = await self._compute(pair.outer_step, both, *arrays, out, weight, outer, carry)
+            self._keep(outcome, out)
         else:
             outcome, told = await self._compute(
                 pair.step_and_advance, both, *arrays, weight, outer, sent, unread, carry
             )
         self._forget_first()
-        self._keep(outcome, out)
         return outcome, told
 
     def _keep(self, outcome: merge.Outcome, out: Float32) -> None:

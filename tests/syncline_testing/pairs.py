@@ -75,13 +75,14 @@ class Here:
     def advanced(
         self, two: list[merge.Weighed], outer: OuterSettings, carry: Carry | None, *, paired: bool
     ) -> tuple[merge.Outcome, bytes | None]:
-        arrays = self.parameters, self.momentum, self.out
         more = 1.7, outer, self.published, self.unread, carry
         if paired:
             both = pair.pair_of(two)
             assert both is not None
-            outcome, told = pair.step_and_advance(both, *arrays, *more)
+            outcome, told = pair.step_and_advance(both, self.parameters, self.momentum, *more)
+            self.out[:] = self.parameters
         else:
+            arrays = self.parameters, self.momentum, self.out
             squares = merge.begin(self.out, two)
             outcome, told = merge.step_and_advance(*arrays, *more, squares)
         self.unread = told

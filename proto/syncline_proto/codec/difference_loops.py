@@ -27,6 +27,7 @@ from syncline_proto.codec.loops import (
     UInt8,
     UInt16,
     rounded,
+    rounded_number,
     soon_read,
     soon_written,
     widened,
@@ -115,7 +116,8 @@ def block_advance(
 ) -> bool:
     """out = values - held, as a block; held += that block, rounded to bf16.
 
-    As ``block_follow`` of what ``block_write`` makes, while the integers are in registers.
+    As ``block_follow`` of what ``block_write`` makes, while the integers are in registers. False
+    where something is not finite, be it a NaN: ``held`` is undefined then.
     """
     soon_written(held, start, 2 * count)
     soon_written(out, at, count)
@@ -133,7 +135,7 @@ def block_advance(
         out[at + SCALE_BYTES + i] = np.int8(integer)
         value = np.float32(integer) * scale + widened(held[start + i])
         largest = larger(largest, magnitude(value))
-        held[start + i] = rounded(value)
+        held[start + i] = rounded_number(value)
     return bool(largest < _INFINITE_ROUNDED)
 
 

@@ -59,6 +59,13 @@ def rounded(value: np.float32) -> np.uint16:
     bits = np.float32(value).view(np.uint32)
     if bits & MAGNITUDE > INFINITE:
         return np.uint16((bits | _QUIET) >> _16)
+    return rounded_number(value)
+
+
+@inner
+def rounded_number(value: np.float32) -> np.uint16:
+    """As ``rounded``, of what is no NaN: that becomes anything."""
+    bits = np.float32(value).view(np.uint32)
     return np.uint16((bits + _HALF + ((bits >> _16) & _ONE)) >> _16)
 
 

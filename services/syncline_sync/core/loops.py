@@ -200,7 +200,6 @@ def step_both(
     read("uint8"),
     read("uint8"),
     read("float32"),
-    read("float32"),
     written("float32"),
     written("float32"),
     *_NUMBERS,
@@ -214,7 +213,6 @@ def step_both_and_advance(
     factors: Float32,
     parameters: Float32,
     momentum: Float32,
-    out: Float32,
     factor: np.float32,
     keep: np.float32,
     ahead: np.float32,
@@ -223,24 +221,28 @@ def step_both_and_advance(
     told: UInt8,
     squares: Float64,
 ) -> bool:
-    """``step_both``, and ``difference_loops.advance`` to what that leaves in ``out``."""
+    """``step_both`` in place, and ``difference_loops.advance`` to what that leaves.
+
+    Where new parameters go into an array of their own it takes a third more: 25M of them take 38 ms
+    in place of 28.
+    """
     change, total = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     blocks, others, tell = data.view(np.int8), other.view(np.int8), told.view(np.int8)
-    full, rest, is_fine = out.size // BLOCK, out.size % BLOCK, True
+    full, rest, is_fine = parameters.size // BLOCK, parameters.size % BLOCK, True
     for k in range(full):
         block_step_both(
-            blocks, others, factors, parameters, momentum, out, k, BLOCK,
+            blocks, others, factors, parameters, momentum, parameters, k, BLOCK,
             factor, keep, ahead, lr, total, squares,
         )  # fmt: skip
         is_fine = is_fine and block_advance(
-            held, out, k * BLOCK, BLOCK, change, tell, k * BLOCK_BYTES
+            held, parameters, k * BLOCK, BLOCK, change, tell, k * BLOCK_BYTES
         )
     if rest:
         block_step_both(
-            blocks, others, factors, parameters, momentum, out, full, rest,
+            blocks, others, factors, parameters, momentum, parameters, full, rest,
             factor, keep, ahead, lr, total, squares,
         )  # fmt: skip
         is_fine = is_fine and block_advance(
-            held, out, full * BLOCK, rest, change, tell, full * BLOCK_BYTES
+            held, parameters, full * BLOCK, rest, change, tell, full * BLOCK_BYTES
         )
     return is_fine

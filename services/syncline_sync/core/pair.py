@@ -120,14 +120,16 @@ def step_and_advance(
     pair: Pair,
     parameters: Float32,
     momentum: Float32,
-    out: Float32,
     total_weight: float,
     settings: OuterSettings,
     published: UInt16,
     unread: memoryview | None = None,
     carry: Carry | None = None,
 ) -> tuple[Outcome, memoryview | None]:
-    """``merge.step_and_advance`` with the pair's sum, as ``outer_step``."""
+    """``merge.step_and_advance`` with the pair's sum, but in place: ``parameters`` change.
+
+    Whoever has differences to ``published`` reads nothing else, so they need no array of their own.
+    """
     outcome, squares = _before(pair, total_weight, settings), np.zeros(BLOCK)
     if not outcome.clip:
         return outcome, advance(published, parameters, unread)
@@ -145,7 +147,6 @@ def step_and_advance(
                 factors,
                 parameters[here],
                 momentum[here],
-                out[here],
                 *numbers,
                 published[here],
                 told[its],
@@ -153,7 +154,7 @@ def step_and_advance(
             )
         return is_fine
 
-    told = advance_by(write, published, out, unread)
+    told = advance_by(write, published, parameters, unread)
     return _after(outcome, squares, total_weight), told
 
 

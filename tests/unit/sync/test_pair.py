@@ -312,8 +312,14 @@ def test_a_round_that_needs_the_sum_has_it(why: str, tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_what_was_published_before_differences_stays_what_it_was(tmp_path: Path) -> None:
-    """With the first pair that is published by difference, its array becomes a spare one."""
+@pytest.mark.parametrize("summed", [True, False])
+def test_what_was_published_before_differences_stays_what_it_was(
+    summed: bool, tmp_path: Path
+) -> None:
+    """With the first pair that is published by difference, its array becomes a spare one.
+
+    The next pair is summed there, or changes the parameters where they lie.
+    """
 
     async def scenario(f: Fragment) -> None:
         await f.offer(values(1))
@@ -324,7 +330,8 @@ def test_what_was_published_before_differences_stays_what_it_was(tmp_path: Path)
         first = await f.read(1)
         await two(f)
         assert await f.read(0) == was
-        await f.holding.fold_first()
+        if summed:
+            await f.holding.fold_first()
         assert [await f.read(0), await f.read(1)] == [was, first]
         await f.close(1.5)
         assert await f.read(1) == first
