@@ -2,8 +2,10 @@
 
 A 50M-parameter model in fp32, replicas and services in a process each. Beside each peer, one after
 the other, ours takes turns with it, a round each, on the same model; each result is compared with
-numpy's. A round lasts from "the inner steps are done" until the last participant's model holds the
-result. How each peer is driven stands in docs/benchmarks.md. The last line is one line of JSON:
+numpy's. A process may keep for its life the luck with memory that it began with, so on loopback all
+are started several times. A round lasts from "the inner steps are done" until the last
+participant's model holds the result. How each peer is driven stands in docs/benchmarks.md. The last
+line is one line of JSON:
 
     {"round_s", "round_durable_s", "disk_s", "durable_over_slowest", "over_gloo",
      "over_torchft_diloco", "over_hivemind", "over_flower", ...}
@@ -11,11 +13,12 @@ result. How each peer is driven stands in docs/benchmarks.md. The last line is o
 `round_s` is ours with durability async, `round_durable_s` with durability commit: medians over all
 of its rounds. `disk_s` is what the bare disk takes for what one of the latter writes, and
 `durable_over_slowest` the durable round over that or over `round_s`, whichever is more. `over_...`
-divides the median of ours beside that peer by the peer's; null is what was not asked for or could
-not be measured, and `missing` says why.
+is the median of what ours took over what that peer took in the same turn; null is what was not
+asked for or could not be measured, and `missing` says why.
 
     python benchmarks/round.py [--network loopback|1gbit|100mbit] [--replicas N] [--codec C]
                                [--peers gloo,torchft,hivemind,flower] [--shards K] [--blocks B]
+                               [--lives L] [--repeats R]
 
 With two replicas and the whole model, on loopback: bf16 must take at most 1.0 of torchft's DiLoCo
 round, int8 0.6, either at most 0.5 of hivemind's and 0.2 of Flower's; at 1 Gbit/s int8 at most
@@ -30,7 +33,9 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, get_args
@@ -50,11 +55,12 @@ PARAMETERS = 50_000_000
 BLOCKS_PER_FRAGMENT = {"loopback": 7, "1gbit": 1, "100mbit": 1}
 """Of the model's 13. Where the processors are the slowest part a fragment's fixed cost counts: 7
 make embedding, two fragments of blocks, and head. On a slower link more of them overlap better."""
-REPEATS = {"loopback": 40, "1gbit": 7, "100mbit": 7}
-"""Where the processors are the slowest part, rounds that are alike take 5 % more or less, of both:
-from run to run the ratio of medians of 15 was off by 2.7 %, of 40 by 1.6 %. Ours find new memory in
-the first six or so, which count less among more."""
-ENOUGH = 7
+LIVES = {"loopback": 3, "1gbit": 1, "100mbit": 1}
+REPEATS = {"loopback": 14, "1gbit": 7, "100mbit": 7}
+"""In each life. Where the processors are the slowest part, rounds that are alike take 5 % more or
+less, of both, and a life as a whole may: of 20 lives with int8 beside torchft 19 came to 0.52 to
+0.60, and one to 0.62."""
+ENOUGH = {"loopback": 3, "1gbit": 7, "100mbit": 7}
 """Where nobody says how many: of a peer that takes twice as long, or goes no further."""
 LIMIT_S = {"loopback": 300.0, "1gbit": 300.0, "100mbit": 900.0}
 LEASE_S = 60.0
@@ -109,8 +115,13 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--repeats",
         type=at_least(1),
-        help="rounds of each, after one to warm up; by default 40 on loopback, or 7 beside a peer "
-        "that takes twice as long, else 7",
+        help="rounds of each in each life, after one to warm up; by default 14 on loopback, or 3 "
+        "beside a peer that takes twice as long, else 7",
+    )
+    parser.add_argument(
+        "--lives",
+        type=at_least(1),
+        help="of all processes, one after the other; by default 3 on loopback, else 1",
     )
     parser.add_argument("--parameters", type=at_least(1000), default=PARAMETERS)
     parser.add_argument("--peers-folder", type=Path, default=default_folder(), metavar="FOLDER")
@@ -127,6 +138,19 @@ def _peers(text: str) -> list[str]:
     return list(dict.fromkeys(named))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """What was measured from a start of all processes to their end."""
+
+    taken: dict[str, Rounds]
+    """By the peer beside which it was."""
+    failed: dict[str, str]
+    """Peers that did not come through, and why."""
+    disk_s: list[float]
+    """What the bare disk takes for a durable round's files, each time."""
+    disk_bytes: int
+
+
 def measured(given: argparse.Namespace) -> dict[str, Any]:
     """Take all figures.
 
@@ -134,14 +158,43 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         NetworkUnavailable: the network could not be made.
         RoundFailed: a round of ours failed.
     """
-    repeats = given.repeats or REPEATS[given.network]
+    over = given.network
+    repeats, count = given.repeats or REPEATS[over], given.lives or LIVES[over]
     pythons, missing = environments(given.peers, given.peers_folder)
-    settings, notes = our_settings(
-        given.network,
-        given.replicas,
-        given.codec,
-        given.blocks or BLOCKS_PER_FRAGMENT[given.network],
-    )
+    blocks = given.blocks or BLOCKS_PER_FRAGMENT[over]
+    settings, notes = our_settings(over, given.replicas, given.codec, blocks)
+    lives: list[Life] = []
+    for number in range(1, count + 1):
+        print(f"Life {number} of {count}:", file=sys.stderr, flush=True)
+        peers = [name for name in given.peers if name not in missing]
+        lives.append(a_life(given, peers, pythons, settings, repeats))
+        missing |= without(lives)
+    return {
+        **figures(together(lives), missing, median(s for life in lives for s in life.disk_s)),
+        "disk_bytes": lives[-1].disk_bytes,
+        "network": over,
+        "replicas": given.replicas,
+        "shards": given.shards,
+        "parameters": given.parameters,
+        "lives": count,
+        "repeats": repeats,
+        **notes,
+    }
+
+
+def a_life(
+    given: argparse.Namespace,
+    peers: list[str],
+    pythons: dict[str, Path],
+    settings: dict[str, dict[str, Any]],
+    repeats: int,
+) -> Life:
+    """Start all, let them take their turns, and end them.
+
+    Raises:
+        NetworkUnavailable: the network could not be made.
+        RoundFailed: a round of ours failed.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="syncline-round-")))
         scene = systems.Scene(
@@ -154,25 +207,35 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         )
         crew = stack.enter_context(Crew())
         referee = stack.enter_context(Referee(scene.gate, given.replicas, LIMIT_S[given.network]))
-        peers = [name for name in given.peers if name not in missing]
         contest = Contest(scene, crew, referee, given.codec)
         contest.start_ours(settings, given.shards)
-        enough = given.repeats or ENOUGH
+        enough = given.repeats or ENOUGH[given.network]
         taken = {peer: contest.beside(peer, repeats, enough) for peer in peers}
         if not any(taken.values()):
             taken[ALONE] = contest.beside(None, repeats, enough)
         sizes = bare_disk.round_sizes(folder, DURABLE)
-        disk_s = median(bare_disk.write_s(folder / "bare", sizes) for _ in range(repeats))
-    return {
-        **figures(taken, {**missing, **contest.failed}, disk_s),
-        "disk_bytes": sum(sizes),
-        "network": given.network,
-        "replicas": given.replicas,
-        "shards": given.shards,
-        "parameters": given.parameters,
-        "repeats": repeats,
-        **notes,
-    }
+        return Life(
+            taken=taken,
+            failed=contest.failed,
+            disk_s=[bare_disk.write_s(folder / "bare", sizes) for _ in range(repeats)],
+            disk_bytes=sum(sizes),
+        )
+
+
+def together(lives: Sequence[Life]) -> dict[str, Rounds]:
+    """The rounds of all lives, by the peer beside which they were."""
+    all_of: dict[str, Rounds] = {}
+    for life in lives:
+        for peer, rounds in life.taken.items():
+            for name, its in rounds.items():
+                all_of.setdefault(peer, {}).setdefault(name, []).extend(its)
+    return all_of
+
+
+def without(lives: Sequence[Life]) -> dict[str, str]:
+    """Peers that have come through in no life, and why not in the last."""
+    through = together(lives)
+    return {peer: why for peer, why in lives[-1].failed.items() if peer not in through}
 
 
 def environments(peers: list[str], folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
@@ -220,8 +283,7 @@ def figures(taken: dict[str, Rounds], missing: dict[str, str], disk_s: float) ->
     ratios: dict[str, float | None] = {}
     for peer in systems.PEERS:
         both = taken.get(peer)
-        ratio = _median_s(both[OURS]) / _median_s(both[peer]) if both else None
-        ratios[RATIOS.get(peer, f"over_{peer}")] = ratio
+        ratios[RATIOS.get(peer, f"over_{peer}")] = _over(both[OURS], both[peer]) if both else None
     return {
         "round_s": seconds[OURS],
         "round_durable_s": seconds[DURABLE],
@@ -232,6 +294,11 @@ def figures(taken: dict[str, Rounds], missing: dict[str, str], disk_s: float) ->
         "off": {name: max(one.off for one in its) for name, its in all_of.items()},
         "missing": missing,
     }
+
+
+def _over(ours: list[Round], theirs: list[Round]) -> float:
+    """Of neighbours: what slows a machine down for a while slows both."""
+    return median(mine.seconds / its.seconds for mine, its in zip(ours, theirs, strict=True))
 
 
 def _median_s(rounds: list[Round]) -> float:

@@ -8,8 +8,9 @@ wait for each other as they came, and are folded in one pass; or stepped unfolde
 
 With differences as downlink what is published follows from what was published before, so it has an
 array of its own, of bf16, and the newest difference is kept: 3.75 times the parameters, and at most
-4.25 while slow readers have older ones. An older revision is read from its file. Whose push counts,
-and when a round ends, is decided elsewhere.
+4.25 while slow readers have older ones. Nothing is sent from the parameters then: they are stepped
+where they lie, by what is unfolded. An older revision is read from its file. Who counts, and when a
+round ends, is decided elsewhere.
 
 A round is on the disk before it is published: while it is written it is announced, and who pulls it
 soon has all but its end. Or it is written behind that (``behind``), and the next outer step waits

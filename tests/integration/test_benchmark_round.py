@@ -43,7 +43,7 @@ def a_round(tmp_path: Path, peer: str) -> dict[str, Any]:
     """What a round of a tiny model beside a peer comes to."""
     command = [sys.executable, str(ROUND), "--peers", peer, "--parameters", "20000"]
     done = subprocess.run(
-        [*command, "--repeats", "1", "--peers-folder", str(PEERS_FOLDER)],
+        [*command, "--lives", "2", "--repeats", "1", "--peers-folder", str(PEERS_FOLDER)],
         env=environment(TMPDIR=str(tmp_path), PYTHONPATH=os.pathsep.join(sys.path)),
         capture_output=True,
         text=True,
@@ -60,7 +60,7 @@ def test_a_round_of_a_tiny_model_is_timed_beside_gloo(tmp_path: Path) -> None:
     told = a_round(tmp_path, "gloo")
     assert told["round_s"] > 0 and told["round_durable_s"] > 0 and told["disk_s"] > 0
     assert told["disk_bytes"] > 2 * 4 * told["parameters"], "parameters and momentum, in fp32"
-    assert told["over_gloo"] == told["round_s"] / told["seconds"]["gloo"]
+    assert told["over_gloo"] > 0 and (told["lives"], told["repeats"]) == (2, 1)
     assert told["over_torchft_diloco"] is None and told["missing"] == {}
     assert told["off"]["gloo"] < 1e-5, "fp32, and nothing but the average"
     assert 0 < told["off"]["syncline"] < 0.1, "bf16 is not exact, and was what travelled"

@@ -20,7 +20,17 @@ from contest import CODECS, DURABLE, OURS
 from network import NETWORKS
 from peers.gate import GATE, PARTICIPANT, SYSTEM, Gate
 from peers.values import AVERAGE, DILOCO, PATTERN, Outer, Trainee, shapes, sizes
-from round import PARAMETERS, figures, main, options, our_settings, shortfall
+from round import (
+    PARAMETERS,
+    Life,
+    figures,
+    main,
+    options,
+    our_settings,
+    shortfall,
+    together,
+    without,
+)
 from syncline_proto.settings import RunSettings
 from turns import Referee, Round, RoundFailed
 
@@ -32,6 +42,26 @@ def test_without_options_it_is_two_replicas_on_loopback_beside_all_peers() -> No
     assert (given.network, given.replicas, given.codec) == ("loopback", 2, "bf16")
     assert given.peers == ["gloo", "torchft", "hivemind", "flower"]
     assert abs(sum(sizes(given.parameters)) / 50e6 - 1) < 0.01
+
+
+def test_a_peer_is_missing_that_comes_through_in_no_life() -> None:
+    """What it did in another life counts; ours alone, where all have failed, is nobody's."""
+
+    def a_life(taken: dict[str, dict[str, list[Round]]], **failed: str) -> Life:
+        return Life(taken=taken, failed=failed, disk_s=[1.0], disk_bytes=1)
+
+    def both(name: str, *seconds: float) -> dict[str, list[Round]]:
+        its = [Round(seconds=each, off=0.0) for each in seconds]
+        return {OURS: its, name: its}
+
+    first = a_life({"gloo": both("gloo", 1.0, 2.0), "flower": {}}, flower="No room.")
+    assert without([first]) == {"flower": "No room."}
+    second = a_life({"gloo": {}, "alone": both(DURABLE, 5.0)}, gloo="It ended.")
+    assert without([first, second]) == {}
+    third = a_life({"gloo": both("gloo", 3.0)})
+    all_of = together([first, second, third])
+    assert {name: len(its) for name, its in all_of["gloo"].items()} == {OURS: 3, "gloo": 3}
+    assert list(all_of) == ["gloo", "alone"]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +81,7 @@ def test_what_cannot_be_measured_is_refused_in_words(
     assert said in capsys.readouterr().err
 
 
-def test_a_ratio_is_of_medians_and_what_is_missing_is_null_with_a_reason() -> None:
+def test_a_ratio_is_of_neighbours_and_what_is_missing_is_null_with_a_reason() -> None:
     def rounds(*seconds: float) -> list[Round]:
         return [Round(seconds=each, off=each / 100) for each in seconds]
 
@@ -70,7 +100,7 @@ def test_a_ratio_is_of_medians_and_what_is_missing_is_null_with_a_reason() -> No
     assert told["disk_s"] == 2.5 and told["durable_over_slowest"] == 4.0 / 3.0
     slow = figures(taken, {}, disk_s=8.0)
     assert slow["durable_over_slowest"] == 4.0 / 8.0, "of the disk, where that is slower"
-    assert told["over_gloo"] == 2.0 / 0.5, "of ours only what was taken beside it"
+    assert told["over_gloo"] == 1.0 / 0.5, "of ours only what was taken beside it"
     assert told["over_torchft_diloco"] == 0.5
     assert told["over_flower"] is told["over_hivemind"] is None
     assert told["missing"] == {"flower": "No room."}
