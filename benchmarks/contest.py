@@ -21,8 +21,9 @@ round of it is no average, since most of it goes into later pushes."""
 CODECS = tuple(OFF_MAX)
 PEER_OFF_MAX = {"gloo": 1e-3, "torchft": 1e-3, "hivemind": 0.05, "flower": 1e-3}
 OURS, DURABLE = "syncline", "syncline-durable"
-SLOW = 2.0
-"""A peer whose rounds take so many times ours is a slow one."""
+SLOW = 3.0
+"""A peer whose rounds take so many times ours is a slow one; far from any ratio that is asked for,
+else a life in which ours are quick would count fewer rounds."""
 Rounds = dict[str, list[Round]]
 """By system."""
 

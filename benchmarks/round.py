@@ -13,8 +13,9 @@ line is one line of JSON:
 `round_s` is ours with durability async, `round_durable_s` with durability commit: medians over all
 of its rounds. `disk_s` is what the bare disk takes for what one of the latter writes, and
 `durable_over_slowest` the durable round over that or over `round_s`, whichever is more. `over_...`
-is the median of what ours took over what that peer took in the same turn; null is what was not
-asked for or could not be measured, and `missing` says why.
+is the median of what ours took over what that peer took in the same turn; of several lives the
+median of theirs. Null is what was not asked for or could not be measured, be it in one life, and
+`missing` says why.
 
     python benchmarks/round.py [--network loopback|1gbit|100mbit] [--replicas N] [--codec C]
                                [--peers gloo,torchft,hivemind,flower] [--shards K] [--blocks B]
@@ -61,7 +62,7 @@ REPEATS = {"loopback": 14, "1gbit": 7, "100mbit": 7}
 less, of both, and a life as a whole may: of 20 lives with int8 beside torchft 19 came to 0.52 to
 0.60, and one to 0.62."""
 ENOUGH = {"loopback": 3, "1gbit": 7, "100mbit": 7}
-"""Where nobody says how many: of a peer that takes twice as long, or goes no further."""
+"""Where nobody says how many: of a peer that takes three times as long, or goes no further."""
 LIMIT_S = {"loopback": 300.0, "1gbit": 300.0, "100mbit": 900.0}
 LEASE_S = 60.0
 """A machine so busy that heartbeats are late shows in the seconds; nobody need be lost for it."""
@@ -116,7 +117,7 @@ def options() -> argparse.ArgumentParser:
         "--repeats",
         type=at_least(1),
         help="rounds of each in each life, after one to warm up; by default 14 on loopback, or 3 "
-        "beside a peer that takes twice as long, else 7",
+        "beside a peer that takes three times as long, else 7",
     )
     parser.add_argument(
         "--lives",
@@ -168,9 +169,9 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         print(f"Life {number} of {count}:", file=sys.stderr, flush=True)
         peers = [name for name in given.peers if name not in missing]
         lives.append(a_life(given, peers, pythons, settings, repeats))
-        missing |= without(lives)
+        missing |= lives[-1].failed
     return {
-        **figures(together(lives), missing, median(s for life in lives for s in life.disk_s)),
+        **figures(lives, missing),
         "disk_bytes": lives[-1].disk_bytes,
         "network": over,
         "replicas": given.replicas,
@@ -222,22 +223,6 @@ def a_life(
         )
 
 
-def together(lives: Sequence[Life]) -> dict[str, Rounds]:
-    """The rounds of all lives, by the peer beside which they were."""
-    all_of: dict[str, Rounds] = {}
-    for life in lives:
-        for peer, rounds in life.taken.items():
-            for name, its in rounds.items():
-                all_of.setdefault(peer, {}).setdefault(name, []).extend(its)
-    return all_of
-
-
-def without(lives: Sequence[Life]) -> dict[str, str]:
-    """Peers that have come through in no life, and why not in the last."""
-    through = together(lives)
-    return {peer: why for peer, why in lives[-1].failed.items() if peer not in through}
-
-
 def environments(peers: list[str], folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
     """The pythons of the peers that need one, and why some have none."""
     pythons: dict[str, Path] = {}
@@ -273,17 +258,19 @@ def our_settings(
     return {OURS: {**settings, "durability": "async"}, DURABLE: settings}, notes
 
 
-def figures(taken: dict[str, Rounds], missing: dict[str, str], disk_s: float) -> dict[str, Any]:
-    """Medians and ratios of what was taken beside each peer; null for what was not."""
+def figures(lives: Sequence[Life], missing: dict[str, str]) -> dict[str, Any]:
+    """Medians, and ratios to each peer; null to one that is missing, or was not asked for."""
     all_of: Rounds = {}
-    for rounds in taken.values():
+    for rounds in (its for life in lives for its in life.taken.values()):
         for name, its in rounds.items():
             all_of.setdefault(name, []).extend(its)
-    seconds = {name: _median_s(its) for name, its in all_of.items()}
+    seconds = {name: median(one.seconds for one in its) for name, its in all_of.items()}
+    disk_s = median(each for life in lives for each in life.disk_s)
     ratios: dict[str, float | None] = {}
     for peer in systems.PEERS:
-        both = taken.get(peer)
-        ratios[RATIOS.get(peer, f"over_{peer}")] = _over(both[OURS], both[peer]) if both else None
+        beside = [life.taken[peer] for life in lives if peer in life.taken and peer not in missing]
+        over = [_over(both[OURS], both[peer]) for both in beside]
+        ratios[RATIOS.get(peer, f"over_{peer}")] = median(over) if over else None
     return {
         "round_s": seconds[OURS],
         "round_durable_s": seconds[DURABLE],
@@ -297,12 +284,8 @@ def figures(taken: dict[str, Rounds], missing: dict[str, str], disk_s: float) ->
 
 
 def _over(ours: list[Round], theirs: list[Round]) -> float:
-    """Of neighbours: what slows a machine down for a while slows both."""
+    """Of those of the same turn: what slows a machine down for a while slows both."""
     return median(mine.seconds / its.seconds for mine, its in zip(ours, theirs, strict=True))
-
-
-def _median_s(rounds: list[Round]) -> float:
-    return median(one.seconds for one in rounds)
 
 
 def shortfall(result: dict[str, Any]) -> str | None:

@@ -151,11 +151,11 @@ class Stages:
 
     def _step_both(self, two: pair.Pair) -> None:
         """In arrays of its own: the round goes on from what ``outer`` has left."""
-        momentum, beside, published = self.beside
+        momentum, parameters, published = self.beside
         if self.by_difference:
-            pair.step_and_advance(two, beside, momentum, 2.0, OuterSettings(), published)
+            pair.step_and_advance(two, parameters, momentum, 2.0, OuterSettings(), published)
         else:
-            pair.outer_step(two, self.parameters, momentum, beside, 2.0, OuterSettings())
+            pair.outer_step(two, self.parameters, momentum, parameters, 2.0, OuterSettings())
 
     def _commit(self) -> None:
         sent = self.published if self.by_difference else None

@@ -13,6 +13,7 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import merge, pair
 from syncline_sync.core.squares import PIECE
 from syncline_sync.core.window import Carry
+from syncline_testing.held import values
 
 BLOCK = 256
 LONG = 2 * PIECE + 3 * BLOCK + 77
@@ -45,6 +46,11 @@ def push(
     shards = [payload(given[a:b], a, codec, *(() if a else cuts)) for a, b in spans]
     norm = math.sqrt(sum(square_sum(one) for _, one in merge.decoded(shards)))
     return merge.Weighed(shards, weight, rescale, norm if is_known else math.inf)
+
+
+def weighed(seed: int, weight: float) -> merge.Weighed:
+    """A push of values of a ``held.Fragment``, rescaled by a half."""
+    return merge.Weighed([payload(values(seed), 0, pb.CODEC_INT8)], weight, 0.5)
 
 
 def vector(seed: int, numel: int = LONG, scale: float = 1.0) -> Float32:

@@ -53,8 +53,8 @@ def each(count: int) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("peers", "count"),
     [
-        ([9.0, *[1.9] * REPEATS], REPEATS),  # what the first takes does not count
-        ([1.0, *[2.0] * REPEATS], ENOUGH),
+        ([9.0, *[2.9] * REPEATS], REPEATS),  # what the first takes does not count
+        ([1.0, *[3.0] * REPEATS], ENOUGH),
         ([*[1.0] * (ENOUGH + 1), None], ENOUGH),
         ([*[1.0] * REPEATS, None], REPEATS - 1),
     ],

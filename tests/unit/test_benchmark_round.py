@@ -28,8 +28,6 @@ from round import (
     options,
     our_settings,
     shortfall,
-    together,
-    without,
 )
 from syncline_proto.settings import RunSettings
 from turns import Referee, Round, RoundFailed
@@ -42,26 +40,6 @@ def test_without_options_it_is_two_replicas_on_loopback_beside_all_peers() -> No
     assert (given.network, given.replicas, given.codec) == ("loopback", 2, "bf16")
     assert given.peers == ["gloo", "torchft", "hivemind", "flower"]
     assert abs(sum(sizes(given.parameters)) / 50e6 - 1) < 0.01
-
-
-def test_a_peer_is_missing_that_comes_through_in_no_life() -> None:
-    """What it did in another life counts; ours alone, where all have failed, is nobody's."""
-
-    def a_life(taken: dict[str, dict[str, list[Round]]], **failed: str) -> Life:
-        return Life(taken=taken, failed=failed, disk_s=[1.0], disk_bytes=1)
-
-    def both(name: str, *seconds: float) -> dict[str, list[Round]]:
-        its = [Round(seconds=each, off=0.0) for each in seconds]
-        return {OURS: its, name: its}
-
-    first = a_life({"gloo": both("gloo", 1.0, 2.0), "flower": {}}, flower="No room.")
-    assert without([first]) == {"flower": "No room."}
-    second = a_life({"gloo": {}, "alone": both(DURABLE, 5.0)}, gloo="It ended.")
-    assert without([first, second]) == {}
-    third = a_life({"gloo": both("gloo", 3.0)})
-    all_of = together([first, second, third])
-    assert {name: len(its) for name, its in all_of["gloo"].items()} == {OURS: 3, "gloo": 3}
-    assert list(all_of) == ["gloo", "alone"]
 
 
 @pytest.mark.parametrize(
@@ -81,10 +59,15 @@ def test_what_cannot_be_measured_is_refused_in_words(
     assert said in capsys.readouterr().err
 
 
-def test_a_ratio_is_of_neighbours_and_what_is_missing_is_null_with_a_reason() -> None:
-    def rounds(*seconds: float) -> list[Round]:
-        return [Round(seconds=each, off=each / 100) for each in seconds]
+def rounds(*seconds: float) -> list[Round]:
+    return [Round(seconds=each, off=each / 100) for each in seconds]
 
+
+def a_life(taken: dict[str, dict[str, list[Round]]], disk_s: float = 2.5) -> Life:
+    return Life(taken=taken, failed={}, disk_s=[disk_s], disk_bytes=1)
+
+
+def test_a_ratio_is_of_the_same_turn_and_what_is_missing_is_null_with_a_reason() -> None:
     taken = {
         "gloo": {
             OURS: rounds(1.0, 9.0, 2.0),
@@ -92,19 +75,31 @@ def test_a_ratio_is_of_neighbours_and_what_is_missing_is_null_with_a_reason() ->
             "gloo": rounds(0.5, 0.5, 40.0),
         },
         "torchft": {OURS: rounds(3.0, 3.0, 3.0), "torchft": rounds(6.0, 2.0, 7.0)},
-        "flower": {},
     }
-    told = figures(taken, {"flower": "No room."}, disk_s=2.5)
+    told = figures([a_life(taken)], {"flower": "No room."})
     assert told["round_s"] == told["seconds"][OURS] == 3.0
     assert told["round_durable_s"] == told["seconds"][DURABLE] == 4.0
     assert told["disk_s"] == 2.5 and told["durable_over_slowest"] == 4.0 / 3.0
-    slow = figures(taken, {}, disk_s=8.0)
+    slow = figures([a_life(taken, disk_s=8.0)], {})
     assert slow["durable_over_slowest"] == 4.0 / 8.0, "of the disk, where that is slower"
     assert told["over_gloo"] == 1.0 / 0.5, "of ours only what was taken beside it"
     assert told["over_torchft_diloco"] == 0.5
     assert told["over_flower"] is told["over_hivemind"] is None
     assert told["missing"] == {"flower": "No room."}
     assert told["off"] == {OURS: 0.09, DURABLE: 0.05, "gloo": 0.4, "torchft": 0.07}
+
+
+def test_of_several_lives_a_ratio_is_the_median_and_none_where_one_failed() -> None:
+    """However many rounds each has; what it did in the others is in the seconds alone."""
+
+    def beside(*seconds: float) -> dict[str, list[Round]]:
+        ours = rounds(*[1.0] * len(seconds))
+        return {OURS: ours, DURABLE: ours, "gloo": rounds(*seconds)}
+
+    lives = [a_life({"gloo": beside(*its)}) for its in ([1.0] * 9, [2.0], [4.0, 4.0])]
+    assert figures(lives, {})["over_gloo"] == 0.5
+    failed = figures([*lives, a_life({"alone": beside()})], {"gloo": "It ended."})
+    assert failed["over_gloo"] is None and failed["seconds"]["gloo"] == 1.0
 
 
 @pytest.mark.parametrize(

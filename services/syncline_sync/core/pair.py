@@ -126,9 +126,9 @@ def step_and_advance(
     unread: memoryview | None = None,
     carry: Carry | None = None,
 ) -> tuple[Outcome, memoryview | None]:
-    """``merge.step_and_advance`` with the pair's sum, but in place: ``parameters`` change.
+    """``merge.step_and_advance`` with the pair's sum, but in place: ``parameters`` are changed.
 
-    Whoever has differences to ``published`` reads nothing else, so they need no array of their own.
+    What is published follows from ``published``, so nobody reads them meanwhile.
     """
     outcome, squares = _before(pair, total_weight, settings), np.zeros(BLOCK)
     if not outcome.clip:

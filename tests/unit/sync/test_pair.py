@@ -21,7 +21,7 @@ from syncline_sync.core.squares import PIECE
 from syncline_sync.core.window import Carry
 from syncline_sync.shelf import Loan
 from syncline_testing.held import NUMEL, WHOLE, Fragment, run, values
-from syncline_testing.pairs import BLOCK, LONG, Here, payload, push, vector
+from syncline_testing.pairs import BLOCK, LONG, Here, payload, push, vector, weighed
 from syncline_testing.slow_disk import SlowDisk
 
 SHAPES = [
@@ -174,10 +174,6 @@ def backwards() -> merge.Weighed:
 )
 def test_what_is_no_pair_is_summed(pushes: list[merge.Weighed]) -> None:
     assert pair.pair_of(pushes) is None
-
-
-def weighed(seed: int, weight: float) -> merge.Weighed:
-    return merge.Weighed([payload(values(seed), 0, pb.CODEC_INT8)], weight, 0.5)
 
 
 def in_rounds(folder: Path, down: str, *, summed: bool, behind: bool = False) -> list[bytes]:
