@@ -38,10 +38,11 @@ def in_switching_rounds(
                     await f.holding.fold(weighed(2 * number + one, 0.7 + one), lambda: None)
                 if summed:
                     await f.holding.fold_first()
-                parameters, sent = f.holding._parameters, f.holding._sent
+                parameters, spare = f.holding._parameters, f.holding._spare
+                is_in_place = down == "int8" and f.holding._sent is not None and not summed
                 await f.close(1.7)
-                is_in_place = down == "int8" and sent is not None and not summed
                 assert (f.holding._parameters is parameters) == is_in_place
+                assert f.holding._spare is spare or not is_in_place, "it takes no third array"
                 await f.holding.written()
                 assert await f.read(f.revision - 1) == before
                 left.append(await f.read(f.revision))
