@@ -44,7 +44,7 @@ from typing import Any, get_args
 import bare_disk
 import systems
 from asked import at_least
-from contest import CODECS, DURABLE, OURS, Contest, Rounds
+from contest import CODECS, DURABLE, OURS, SLOW, Contest, Rounds
 from interrupted import interruptible
 from network import NETWORKS, NetworkUnavailable, network
 from peers.environments import PINS, CannotInstall, default_folder, python_of
@@ -61,8 +61,9 @@ REPEATS = {"loopback": 14, "1gbit": 7, "100mbit": 7}
 """In each life. Where the processors are the slowest part, rounds that are alike take 5 % more or
 less, of both, and a life as a whole may: of 20 lives with int8 beside torchft 19 came to 0.52 to
 0.60, and one to 0.62."""
-ENOUGH = {"loopback": 3, "1gbit": 7, "100mbit": 7}
-"""Where nobody says how many: of a peer that takes three times as long, or goes no further."""
+ENOUGH = 7
+"""Where nobody says how many: of a peer that takes three times as long, or goes no further. The
+former is in the first life only: no luck changes what comes of it."""
 LIMIT_S = {"loopback": 300.0, "1gbit": 300.0, "100mbit": 900.0}
 LEASE_S = 60.0
 """A machine so busy that heartbeats are late shows in the seconds; nobody need be lost for it."""
@@ -116,13 +117,14 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--repeats",
         type=at_least(1),
-        help="rounds of each in each life, after one to warm up; by default 14 on loopback, or 3 "
+        help="rounds of each in each life, after one to warm up; by default 14 on loopback, or 7 "
         "beside a peer that takes three times as long, else 7",
     )
     parser.add_argument(
         "--lives",
         type=at_least(1),
-        help="of all processes, one after the other; by default 3 on loopback, else 1",
+        help="of all processes, one after the other; by default 3 on loopback, else 1; a peer that "
+        "takes three times as long is in the first alone",
     )
     parser.add_argument("--parameters", type=at_least(1000), default=PARAMETERS)
     parser.add_argument("--peers-folder", type=Path, default=default_folder(), metavar="FOLDER")
@@ -167,7 +169,7 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
     lives: list[Life] = []
     for number in range(1, count + 1):
         print(f"Life {number} of {count}:", file=sys.stderr, flush=True)
-        peers = [name for name in given.peers if name not in missing]
+        peers = [name for name in given.peers if name not in missing and not slow(lives, name)]
         lives.append(a_life(given, peers, pythons, settings, repeats))
         missing |= lives[-1].failed
     return {
@@ -210,7 +212,7 @@ def a_life(
         referee = stack.enter_context(Referee(scene.gate, given.replicas, LIMIT_S[given.network]))
         contest = Contest(scene, crew, referee, given.codec)
         contest.start_ours(settings, given.shards)
-        enough = given.repeats or ENOUGH[given.network]
+        enough = given.repeats or ENOUGH
         taken = {peer: contest.beside(peer, repeats, enough) for peer in peers}
         if not any(taken.values()):
             taken[ALONE] = contest.beside(None, repeats, enough)
@@ -221,6 +223,12 @@ def a_life(
             disk_s=[bare_disk.write_s(folder / "bare", sizes) for _ in range(repeats)],
             disk_bytes=sum(sizes),
         )
+
+
+def slow(lives: Sequence[Life], peer: str) -> bool:
+    """Whether a peer was so slow in an earlier life that no luck changes what comes of it."""
+    taken = [its for life in lives if (its := life.taken.get(peer))]
+    return any(_over(its[OURS], its[peer]) * SLOW <= 1.0 for its in taken)
 
 
 def environments(peers: list[str], folder: Path) -> tuple[dict[str, Path], dict[str, str]]:

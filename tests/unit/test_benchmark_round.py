@@ -28,6 +28,7 @@ from round import (
     options,
     our_settings,
     shortfall,
+    slow,
 )
 from syncline_proto.settings import RunSettings
 from turns import Referee, Round, RoundFailed
@@ -87,6 +88,16 @@ def test_a_ratio_is_of_the_same_turn_and_what_is_missing_is_null_with_a_reason()
     assert told["over_flower"] is told["over_hivemind"] is None
     assert told["missing"] == {"flower": "No room."}
     assert told["off"] == {OURS: 0.09, DURABLE: 0.05, "gloo": 0.4, "torchft": 0.07}
+
+
+def test_a_peer_that_takes_three_times_as_long_is_in_no_other_life() -> None:
+    def beside(peer: str, seconds: float) -> Life:
+        return a_life({peer: {OURS: rounds(1.0), peer: rounds(seconds)}})
+
+    first = [beside("flower", 3.0), beside("torchft", 2.9)]
+    assert (slow(first, "flower"), slow(first, "torchft")) == (True, False)
+    assert slow([*first, a_life({"torchft": {}})], "flower"), "of which it was no part"
+    assert not slow([], "flower") and not slow(first, "gloo")
 
 
 def test_of_several_lives_a_ratio_is_the_median_and_none_where_one_failed() -> None:
