@@ -88,6 +88,14 @@ class Fragment:
         with Loan(self.holding.revisions, value.saved.revision, value) as loan:
             return bytes(await loan.read(spans, self.pool, self.pool))
 
+    async def left(self) -> list[bytes]:
+        """End it; what the disk has then: parameters, momentum, and what is sent by difference."""
+        await self.holding.end()
+        stored = self.store.load()
+        assert stored is not None
+        arrays = stored.parameters, stored.momentum, stored.published
+        return [b"" if array is None else array.tobytes() for array in arrays]
+
     def _told(self, outcome: Outcome | None) -> list[str]:
         self.outcome = outcome
         return []

@@ -46,11 +46,7 @@ def in_switching_rounds(
                 await f.holding.written()
                 assert await f.read(f.revision - 1) == before
                 left.append(await f.read(f.revision))
-            await f.holding.end()
-            stored = f.store.load()
-            assert stored is not None
-            for array in (stored.parameters, stored.momentum, stored.published):
-                left.append(b"" if array is None else array.tobytes())
+            left.extend(await f.left())
 
     asyncio.run(main())
     return left

@@ -200,11 +200,7 @@ def in_rounds(folder: Path, down: str, *, summed: bool, behind: bool = False) ->
                 assert f.outcome is not None
                 left.append(repr(f.outcome).encode())
                 left.append(await f.read(f.revision))
-            await f.holding.end()
-            stored = f.store.load()
-            assert stored is not None
-            for array in (stored.parameters, stored.momentum, stored.published):
-                left.append(b"" if array is None else array.tobytes())
+            left.extend(await f.left())
 
     asyncio.run(main())
     return left
