@@ -193,8 +193,8 @@ class Holding:
         both = self._pair(closing)
         if both is None:
             await self.fold_first()
-        elif self._sent is None or not closing.saved.is_by_difference:
-            await self._opened()  # else nothing is sent from the parameters: they may change
+        elif self._sent is None or not closing.saved.is_by_difference:  # else it is in place
+            await self._opened()  # now: ``_to_advance`` has who reads from there go on to a file
         await self.written()
         if closing.kind is Kind.GRADIENT:
             await self._finish_gradient(closing, reports)
