@@ -68,6 +68,11 @@ class Sent:
     residual: pb.ResidualAction.ValueType = pb.RESIDUAL_ACTION_UNSPECIFIED
     """What the last answer has said of that."""
 
+    @property
+    def is_in_blocks(self) -> bool:
+        """Whether its blocks of int8 are those of the whole fragment."""
+        return self.header.codec == pb.CODEC_INT8 and len(self.ranks) == 1
+
     def values(self) -> Float32:
         sizes = [math.prod(header.boxes[0].sizes) for header in self.ranks]
         parts = zip(self.payloads, sizes, strict=True)
@@ -140,6 +145,8 @@ class Ledger:
         """Pushes that were committed with an age."""
         self.differences = 0
         """Pulls that were answered with one."""
+        self.pairs = 0
+        """Rounds of two whole pushes in int8, which may be stepped as they came: with no sum."""
         self.alone = 0
         """Ranks that came again alone, since the others had heard that their push is STALE."""
         self.undone: list[Key] = []
@@ -279,6 +286,8 @@ class Ledger:
             assert own["revision"] == number
             line.factors.enter(pushes)
             folded = [push.folded for push in pushes]
+            counted = [self.sent[key] for key, verdict, _ in rows if verdict == pb.VERDICT_ACCEPTED]
+            self.pairs += len(counted) == 2 and all(sent.is_in_blocks for sent in counted)
             line.parameters, line.momentum = merged(
                 line.parameters, line.momentum, folded, self._settings.outer, own["clip_factor"],
                 line.window,

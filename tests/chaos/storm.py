@@ -64,6 +64,8 @@ class Figures:
     """Pushes that are committed with an age: none where rounds wait for everyone."""
     differences: int
     """Pulls that were answered with one."""
+    pairs: int
+    """Rounds of two whole pushes in int8."""
     owed: int
     """Pushes that are committed with what earlier ones had lost."""
     seconds: float
@@ -122,6 +124,7 @@ class Storm:
             went_back=ledger.went_back,
             late=ledger.late,
             differences=ledger.differences,
+            pairs=ledger.pairs,
             owed=sum(account.owed for account in ledger.accounts.values()),
             seconds=round(time.monotonic() - began_s, 1),
             seed=self.seed,

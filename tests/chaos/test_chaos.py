@@ -43,6 +43,18 @@ def test_a_service_killed_at_random_instants_counts_every_push_once(tmp_path: Pa
     assert figures.owed > 0, "what int4 and top-k lose came later, and counted once"
 
 
+def test_a_service_that_is_killed_as_it_steps_two_pushes_where_parameters_lie(
+    tmp_path: Path,
+) -> None:
+    """In int8 both ways no sum is in memory, and the parameters change in place."""
+    with Cluster(tmp_path) as cluster:
+        storm = Storm(cluster, SEED, KILLS, quorum=REPLICAS - 1, down="int8", up="int8")
+        figures = storm.run()
+    assert (figures.lost, figures.twice) == (0, 0), storm.ledger.lost()
+    assert figures.kills >= KILLS and figures.accepted >= REPLICAS * len(SIZES)
+    assert figures.pairs > 0 and figures.differences > 0
+
+
 @pytest.mark.long
 def test_a_service_that_publishes_before_it_writes_loses_one_revision_at_most(
     tmp_path: Path,
