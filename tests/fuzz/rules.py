@@ -10,25 +10,24 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from fuzz.streams import COUNTS, LAYOUT, REVISION, RUN, Stream
+from fuzz.streams import ANY, COUNTS, LAYOUT, REVISION, RUN, Stream
 from syncline_proto.codec import Float32, codec_of, crc32c, decode
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.v1 import sync_pb2 as pb
 
 AGREED = (
     "epoch", "kind", "ranks", "codec", "base_revision", "gradient_step", "inner_steps", "tokens",
-    "first_step", "last_step",
+    "first_step", "last_step", "phase",
 )  # fmt: skip
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 COUNT_MAX = 1 << 40
-ANY = ("epoch", "incarnation")
-"""These may be over it: they are compared, and never summed."""
 
 
 class Wrong(Exception):
@@ -116,11 +115,21 @@ def check_header(header: pb.PushHeader) -> None:
         "gradient_step": header.gradient_step >= 1 or header.kind != pb.PUSH_KIND_GRADIENT,
         "steps": header.first_step <= header.last_step,
         "seq": header.seq >= 1,
+        "data": are_apart(header.data),
     }
     sizes = {name: getattr(header, name) <= COUNT_MAX for name in COUNTS if name not in ANY}
     broken = [name for name, holds in (*sizes.items(), *rules.items()) if not holds]
     if broken:
         raise Wrong(broken)
+
+
+def are_apart(sequences: Sequence[pb.DataRange]) -> bool:
+    """Whether ranges of leased data are few, in order, and with gaps in between."""
+    ends = [(-1, 0), *((one.epoch, one.stop) for one in sequences)]
+    follow = [(one.epoch, one.start) > end for one, end in zip(sequences, ends, strict=False)]
+    whole = [one.start < one.stop for one in sequences]
+    small = [max(one.epoch, one.stop) < 1 << 53 for one in sequences]
+    return len(sequences) <= 256 and all((*follow, *whole, *small))
 
 
 def places_of(header: pb.PushHeader | pb.PullRequest) -> npt.NDArray[np.int64]:
@@ -195,7 +204,7 @@ def judged(group: Sequence[Part]) -> list[Counted]:
     head = group[0].header
     if lacks_ranks(group):
         return []
-    if any(getattr(part.header, name) != getattr(head, name) for part in group for name in AGREED):
+    if any(agreed(part.header) != agreed(head) for part in group):
         return []
     numel = LAYOUT.fragments[head.fragment].numel
     places = np.concatenate([part.places for part in group])
@@ -204,6 +213,12 @@ def judged(group: Sequence[Part]) -> list[Counted]:
     values = np.empty(numel, np.float32)
     values[places] = np.concatenate([part.values for part in group])
     return [Counted(head.fragment, head.replica, values)]
+
+
+def agreed(header: pb.PushHeader) -> list[Any]:
+    """What all ranks of a push say alike."""
+    said = [getattr(header, name) for name in AGREED]
+    return [*said, header.HasField("base_revision"), header.HasField("phase"), *header.data]
 
 
 def is_whole(streams: Sequence[Stream]) -> bool:

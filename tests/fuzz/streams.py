@@ -53,8 +53,24 @@ least integer there is, an index after which another is no larger."""
 SMALL_FIELDS = ("fragment", "rank", "ranks", "kind", "codec")
 COUNTS = (
     "epoch", "incarnation", "seq", "base_revision", "gradient_step", "inner_steps", "tokens",
-    "first_step", "last_step",
+    "first_step", "last_step", "phase",
 )  # fmt: skip
+OPTIONAL = ("base_revision", "phase")
+ANY = ("epoch", "incarnation", "phase")
+"""Counts that may be as large as they can: they are compared, and never summed."""
+
+Sequences = tuple[tuple[int, int, int], ...]
+"""Of leased data: (epoch, start, stop)."""
+
+READ: tuple[Sequences, ...] = ((), ((0, 0, 4),), ((0, 0, 4), (0, 5, 9), (2, 1, 2)))
+"""What all ranks of a push have read: in order, and with gaps."""
+MANY: Sequences = tuple((0, 2 * i, 2 * i + 1) for i in range(257))
+"""One more than may be."""
+UNREAD: tuple[Sequences, ...] = (
+    ((0, 4, 4),), ((0, 5, 4),), ((0, 0, 4), (0, 4, 9)), ((1, 0, 4), (0, 5, 9)), ((0, 0, 2**53),),
+    ((2**53, 0, 1),), MANY,
+)  # fmt: skip
+"""None, or backwards; that touch, or are out of order; over what JSON keeps; too many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +121,10 @@ def header(fragment: int, codec: pb.Codec.ValueType, **given: Any) -> pb.PushHea
     return pb.PushHeader(fragment=fragment, codec=codec, **usual | given)
 
 
+def ranges_of(sequences: Sequences) -> list[pb.DataRange]:
+    return [pb.DataRange(epoch=epoch, start=start, stop=stop) for epoch, start, stop in sequences]
+
+
 def draft(values: Float32, boxes: list[pb.Box], grains: int, head: pb.PushHeader) -> Draft:
     """A valid stream, in chunks of so many grains."""
     codec = codec_of(head.codec)
@@ -119,13 +139,16 @@ def draft(values: Float32, boxes: list[pb.Box], grains: int, head: pb.PushHeader
 def drafts(draw: st.DrawFn) -> list[Draft]:
     """All ranks of one push, valid unless it is late."""
     fragment, codec = draw(st.integers(0, 1)), pb.Codec.ValueType(draw(st.integers(1, 5)))
-    grains, late = draw(st.integers(1, 3)), draw(LATE)
+    grains, alike = (
+        draw(st.integers(1, 3)),
+        draw(LATE) | {"data": ranges_of(draw(st.sampled_from(READ)))},
+    )
     boxes = [box.to_proto() for box in LAYOUT.fragments[fragment].boxes]
     numel = LAYOUT.fragments[fragment].numel
     random = np.random.default_rng(draw(st.integers(0, 9)))
     values = (random.standard_normal(numel) / 10).astype(np.float32)
     if draw(st.booleans()):
-        return [draft(values, boxes, grains, header(fragment, codec, **late))]
+        return [draft(values, boxes, grains, header(fragment, codec, **alike))]
     first, rows = boxes[0], boxes[0].sizes[0]
     cut = draw(st.integers(0, rows))
     begin = first.offsets[0]
@@ -134,7 +157,7 @@ def drafts(draw: st.DrawFn) -> list[Draft]:
     at = cut * COLUMNS
     parts = ((values[:at], [upper]), (values[at:], [lower, *boxes[1:]]))
     return [
-        draft(mine, held, grains, header(fragment, codec, rank=rank, ranks=2, **late))
+        draft(mine, held, grains, header(fragment, codec, rank=rank, ranks=2, **alike))
         for rank, (mine, held) in enumerate(parts)
     ]
 
@@ -148,7 +171,7 @@ def spoil_field(draw: st.DrawFn, one: Draft) -> None:
         value = draw(st.one_of(st.integers(0, 6), st.sampled_from([2**16, 2**16 + 1, 2**31 - 1])))
     else:
         value = draw(NUMBERS)
-    if name == "base_revision" and draw(st.booleans()):
+    if name in OPTIONAL and draw(st.booleans()):
         one.header.ClearField(name)
     else:
         setattr(one.header, name, value)
@@ -158,6 +181,15 @@ def spoil_field(draw: st.DrawFn, one: Draft) -> None:
 def spoil_header_boxes(draw: st.DrawFn, one: Draft) -> None:
     """Another number in a box of the header, or other boxes."""
     spoil_boxes(draw, one.header.boxes)
+    _renew(one)
+
+
+def spoil_data(draw: st.DrawFn, one: Draft) -> None:
+    """Other sequences that were read: as they may be, or not."""
+    numbers = st.one_of(st.integers(0, 9), st.sampled_from([2**53 - 1, 2**53, 2**64 - 1]))
+    drawn = st.lists(st.tuples(numbers, numbers, numbers), max_size=3).map(tuple)
+    del one.header.data[:]
+    one.header.data.extend(ranges_of(draw(st.one_of(st.sampled_from([*READ, *UNREAD]), drawn))))
     _renew(one)
 
 
@@ -235,7 +267,7 @@ def spoil_ending(draw: st.DrawFn, one: Draft) -> None:
 
 
 SPOILERS: tuple[Callable[[st.DrawFn, Draft], None], ...] = (
-    spoil_field, spoil_header_boxes, spoil_chunk, spoil_messages, spoil_ending,
+    spoil_field, spoil_header_boxes, spoil_data, spoil_chunk, spoil_messages, spoil_ending,
 )  # fmt: skip
 
 
@@ -265,19 +297,25 @@ def broken_rules() -> Iterator[tuple[Stream, ...]]:
         "base_revision": REVISION + 1, "inner_steps": 0, "seq": 0, "ranks": 0, "fragment": 2,
         "first_step": 9,
     }  # fmt: skip
-    both |= {f"{name} over the bound": (1 << 40) + 1 for name in COUNTS if name != "epoch"}
+    both |= {
+        f"{name} over the bound": (1 << 40) + 1 for name in COUNTS if name not in ("epoch", "phase")
+    }
     both |= {"base_revision of the past": REVISION - 1, "base_revision of none": None}
     both |= {"epoch of the past": 0}
     for name, value in both.items():
         field = name.split()[0]
         given = {"last_step": (1 << 40) + 1} if field == "first_step" and value != 9 else {}
         yield _two_ranks({**given, field: value}, {**given, field: value})
+    for sequences in UNREAD:
+        yield _two_ranks({"data": sequences}, {"data": sequences})
     later = {
         "epoch": 2, "codec": 1, "base_revision": REVISION + 1, "gradient_step": 1, "inner_steps": 2,
-        "tokens": 2, "first_step": 1, "last_step": 3, "ranks": 3, "rank": 0,
+        "tokens": 2, "first_step": 1, "last_step": 3, "ranks": 3, "rank": 0, "phase": 0,
+        "data": READ[1],
     }  # fmt: skip
     for name, value in later.items():
         yield _two_ranks({"last_step": 2}, {"last_step": 2, name: value})
+    yield _two_ranks({"phase": 1}, {"phase": 2})
     yield _two_ranks({}, {"rank": 2})
     yield _two_ranks({"kind": 4}, {"kind": 4}, codec=pb.CODEC_FP32)
     gradient = {"kind": pb.PUSH_KIND_GRADIENT, "gradient_step": 1}
@@ -326,6 +364,8 @@ def _two_ranks(
         for name, value in given.items():
             if name == "base_revision" and value is None:
                 one.header.ClearField(name)
+            elif name == "data":
+                one.header.data.extend(ranges_of(value))
             else:
                 setattr(one.header, name, value)
         _renew(one)
