@@ -57,7 +57,11 @@ class Host:
             self._residence.give_up(name, error.message)
             return
         if done is None:
-            log.info("nothing of the run is damaged: it stays where it is", run=name)
+            log.warning(
+                "nothing of the run is damaged: it stays where it is; take --fall-back away, or it "
+                "counts for the next damage, too",
+                run=name,
+            )
             return
         log.warning("run fell back", run=name, done=done)
         self._shared.report(name, EventIn(kind="run.fell_back", message=done))

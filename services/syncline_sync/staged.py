@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.spans import SPANS_MAX, check_tiling
@@ -28,6 +29,34 @@ _AGREED = (
 """Header fields in which all ranks of a push must agree."""
 
 
+class PushKey(NamedTuple):
+    """Which push it is."""
+
+    fragment: int
+    replica: str
+    incarnation: int
+    seq: int
+
+    @classmethod
+    def of(cls, header: pb.PushHeader) -> PushKey:
+        return cls(header.fragment, header.replica, header.incarnation, header.seq)
+
+    @property
+    def whose(self) -> tuple[int, str]:
+        """(fragment, replica): of these one is newer than the other."""
+        return self.fragment, self.replica
+
+    @property
+    def number(self) -> tuple[int, int]:
+        """(incarnation, seq): the larger is the newer."""
+        return self.incarnation, self.seq
+
+    @property
+    def life(self) -> tuple[str, int]:
+        """(replica, incarnation)."""
+        return self.replica, self.incarnation
+
+
 @dataclass(slots=True)
 class Staged:
     """One replica's push of one fragment: the ranks that are in, and those that are coming.
@@ -36,8 +65,7 @@ class Staged:
     holds stays within its room.
     """
 
-    key: tuple[int, str, int, int]
-    """(fragment, replica, incarnation, seq)."""
+    key: PushKey
     header: pb.PushHeader
     """Of the rank that came first; the others must agree with it."""
     reservation: Reservation

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from syncline_proto.codec import codec_of
 from syncline_proto.errors import InvalidRequest, SynclineError, Unreachable
@@ -19,7 +20,7 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget
 from syncline_sync.core.record import Judgement
 from syncline_sync.shard import Shard
-from syncline_sync.staged import Staged
+from syncline_sync.staged import PushKey, Staged
 
 REFUSED_MAX = 8
 """Ranks of a push of which it is kept why they were refused."""
@@ -38,6 +39,20 @@ class _Refused:
     """Refusals of which that is not kept."""
 
 
+class _Answered(NamedTuple):
+    """A judgement, and the number of the push that it is of."""
+
+    number: tuple[int, int]
+    judgement: Judgement
+
+
+class _Left(NamedTuple):
+    """The number of a push that was in the budget's line, and its place there."""
+
+    number: tuple[int, int]
+    place: int
+
+
 class Staging:
     """The pushes of one run that are not whole yet, or whole and not yet answered."""
 
@@ -45,43 +60,40 @@ class Staging:
         self._run, self._layout, self._budget = run, layout, budget
         self._is_over = False
         """Nobody looks any more whether pushes stand still: none is taken."""
-        self._staged: dict[tuple[int, str, int, int], Staged] = {}
+        self._staged: dict[PushKey, Staged] = {}
         self._by_whose: dict[tuple[int, str], dict[tuple[int, int], Staged]] = {}
-        """The same by (fragment, replica), then (incarnation, seq); of the first there may be
-        thousands.
-        """
-        self._answered: dict[tuple[int, str], tuple[int, int, Judgement]] = {}
-        """The last judgement of each (fragment, replica), for a rank that did not hear it."""
-        self._left: dict[tuple[int, str], tuple[int, int, int]] = {}
-        """(incarnation, seq, place in the budget's line) of a push whose calls ended in the line.
-
-        By (fragment, replica): a client whose call is cut while it waits for room asks again.
-        """
+        """The same by whose they are, then by number; of the first there may be thousands."""
+        self._answered: dict[tuple[int, str], _Answered] = {}
+        """The last judgement, by whose it is, for a rank that did not hear it."""
+        self._left: dict[tuple[int, str], _Left] = {}
+        """By whose it is: a client whose call is cut while it waits for room asks again."""
         self._refused: dict[tuple[int, str], dict[tuple[int, int], _Refused]] = {}
-        """By (fragment, replica), then (incarnation, seq): the last to be refused is the last."""
+        """By whose they are, then by number: the last to be refused is the last."""
         self._heard_by_rank: dict[tuple[str, int], dict[int, float]] = {}
         """When each rank of a (replica, incarnation) last sent something, of any fragment."""
 
     def answered(self, header: pb.PushHeader) -> Judgement | None:
         """The judgement of a push that this process has answered already, as a DUPLICATE."""
-        known = self._answered.get((header.fragment, header.replica))
-        if known is None or known[:2] != (header.incarnation, header.seq):
+        key = PushKey.of(header)
+        known = self._answered.get(key.whose)
+        if known is None or known.number != key.number:
             return None
-        return replace(known[2], verdict=pb.VERDICT_DUPLICATE, judged=known[2].first)
+        was = known.judgement
+        return replace(was, verdict=pb.VERDICT_DUPLICATE, judged=was.first)
 
     def answer(self, header: pb.PushHeader, judgement: Judgement) -> bool:
         """Answer a push before its values come, on all ranks alike; False if it is on its way in.
 
         Or if the replica has begun a newer push of the fragment.
         """
-        key = _key(header)
-        known = self._answered.get(key[:2])
-        if any(other >= key[2:] for other in self._by_whose.get(key[:2], ())):
+        key = PushKey.of(header)
+        known = self._answered.get(key.whose)
+        if any(other >= key.number for other in self._by_whose.get(key.whose, ())):
             return False
-        if known is not None and known[:2] > key[2:]:
+        if known is not None and known.number > key.number:
             return False
         self._drop_older(key)
-        self._answered[key[:2]] = (*key[2:], judgement)
+        self._answered[key.whose] = _Answered(key.number, judgement)
         return True
 
     def join(self, shard: Shard) -> Staged:
@@ -99,10 +111,10 @@ class Staging:
         if self._is_over:
             raise away()
         header = shard.header
-        key = _key(header)
+        key = PushKey.of(header)
         staged = self._staged.get(key)
         if staged is None:
-            if any(other > key[2:] for other in self._by_whose.get(key[:2], ())):
+            if any(other > key.number for other in self._by_whose.get(key.whose, ())):
                 raise InvalidRequest("seq: a newer push of this fragment has begun.")
             staged = self._begin(key, header)
         try:
@@ -123,22 +135,22 @@ class Staging:
 
         Call it only for a member's: what is kept of it is bounded by those.
         """
-        whose, push = (header.fragment, header.replica), (header.incarnation, header.seq)
-        pushes = self._refused.setdefault(whose, {})
-        told = pushes[push] = pushes.pop(push, None) or _Refused()
+        key = PushKey.of(header)
+        pushes = self._refused.setdefault(key.whose, {})
+        told = pushes[key.number] = pushes.pop(key.number, None) or _Refused()
         if header.rank in told.why or len(told.why) < REFUSED_MAX:
             told.why[header.rank] = why.message
         else:
             told.beside += 1
         # Any number may be in a header that is refused: it hides no push whose ranks wait.
-        idle = [other for other in pushes if (*whose, *other) not in self._staged]
+        idle = [other for other in pushes if other not in self._by_whose.get(key.whose, ())]
         for other in idle[:-REFUSED_PUSHES_MAX]:
             del pushes[other]
 
     def note(self, staged: Staged, shard: Shard, now_s: float) -> None:
         """A rank has sent something: its replica's pushes that lack it are alive."""
         staged.heard_s = now_s
-        self._heard_by_rank.setdefault(staged.key[1:3], {})[shard.header.rank] = now_s
+        self._heard_by_rank.setdefault(staged.key.life, {})[shard.header.rank] = now_s
 
     def add(self, staged: Staged, shard: Shard, now_s: float) -> bool:
         """Put a whole shard into its push; True if that made the push whole.
@@ -160,9 +172,8 @@ class Staging:
         if staged.expects(shard):
             staged.discard(shard.header.rank)
         if not staged.coming and not staged.shards and self._staged.get(staged.key) is staged:
-            fragment, replica, incarnation, seq = staged.key
             if not staged.reservation.granted.done():
-                self._left[fragment, replica] = (incarnation, seq, staged.reservation.place)
+                self._left[staged.key.whose] = _Left(staged.key.number, staged.reservation.place)
             self.drop(staged, InvalidRequest("push: its ranks have ended their calls."))
 
     def settle(self, staged: Staged, judgement: Judgement) -> None:
@@ -175,8 +186,7 @@ class Staging:
 
         It is on its way no more: its replica may send another, be it newer or older.
         """
-        fragment, replica, incarnation, seq = staged.key
-        self._answered[fragment, replica] = (incarnation, seq, judgement)
+        self._answered[staged.key.whose] = _Answered(staged.key.number, judgement)
         if not staged.answer.done():
             staged.answer.set_result(judgement)
         self._unlist(staged)
@@ -211,7 +221,7 @@ class Staging:
         fragment counts for all pushes that lack it. It crawls when it has had room for ``hold_s``,
         after which no round waits for it. Time in line does not count. Call it often.
         """
-        lives = {staged.key[1:3] for staged in self._staged.values()}
+        lives = {staged.key.life for staged in self._staged.values()}
         self._heard_by_rank = {
             life: heard for life, heard in self._heard_by_rank.items() if life in lives
         }
@@ -221,7 +231,7 @@ class Staging:
             staged.granted_s = min(staged.granted_s, now_s)
             if self._has_stood_still(staged, now_s - still_s):
                 self.drop(staged, self._not_come(staged, still_s))
-                self._refused.get(staged.key[:2], {}).pop(staged.key[2:], None)  # it is told now
+                self._refused.get(staged.key.whose, {}).pop(staged.key.number, None)  # told now
             elif staged.granted_s + hold_s <= now_s and self._budget.is_wanted_beside(
                 staged.reservation
             ):
@@ -232,7 +242,7 @@ class Staging:
         """Whether a push with room has had nothing since, nor its missing ranks sent any other."""
         if max(staged.granted_s, staged.heard_s) > since_s:
             return False
-        ranks = self._heard_by_rank.get(staged.key[1:3], {})
+        ranks = self._heard_by_rank.get(staged.key.life, {})
         return not any(at_s > since_s and staged.lacks(rank) for rank, at_s in ranks.items())
 
     def fence(self, fenced: Callable[[int, str, int], Judgement | None]) -> None:
@@ -241,22 +251,26 @@ class Staging:
         ``fenced`` (fragment, replica, incarnation) is the answer to one that does not.
         """
         for staged in list(self._staged.values()):
-            refusal = None if staged.submitted else fenced(*staged.key[:3])
+            whose, incarnation = staged.key.whose, staged.key.incarnation
+            refusal = None if staged.submitted else fenced(*whose, incarnation)
             if refusal is not None:
                 self.settle(staged, refusal)
-        self._answered = {
-            key: known for key, known in self._answered.items() if not fenced(*key, known[0])
-        }
-        self._left = {key: left for key, left in self._left.items() if not fenced(*key, left[0])}
-        for key, pushes in list(self._refused.items()):
-            kept = {push: told for push, told in pushes.items() if not fenced(*key, push[0])}
-            if kept:
-                self._refused[key] = kept
-            else:
-                del self._refused[key]
 
-    def _refusals(self, key: tuple[int, str, int, int]) -> _Refused:
-        return self._refused.get(key[:2], {}).get(key[2:]) or _Refused()
+        def holds(whose: tuple[int, str], number: tuple[int, int]) -> bool:
+            incarnation, _ = number
+            return fenced(*whose, incarnation) is None
+
+        self._answered = {w: known for w, known in self._answered.items() if holds(w, known.number)}
+        self._left = {w: left for w, left in self._left.items() if holds(w, left.number)}
+        for whose, pushes in list(self._refused.items()):
+            kept = {number: told for number, told in pushes.items() if holds(whose, number)}
+            if kept:
+                self._refused[whose] = kept
+            else:
+                del self._refused[whose]
+
+    def _refusals(self, key: PushKey) -> _Refused:
+        return self._refused.get(key.whose, {}).get(key.number) or _Refused()
 
     def _not_come(self, staged: Staged, still_s: float) -> SynclineError:
         """What the ranks of a push are told that stood still, because others did not come."""
@@ -269,7 +283,7 @@ class Staging:
                 )
         return Unreachable(staged.not_come(still_s, refused.beside))
 
-    def _begin(self, key: tuple[int, str, int, int], header: pb.PushHeader) -> Staged:
+    def _begin(self, key: PushKey, header: pb.PushHeader) -> Staged:
         """Make a push that asks for room; it comes in place of its replica's older ones.
 
         Raises:
@@ -278,11 +292,11 @@ class Staging:
         codec = codec_of(header.codec)
         size = codec.size(self._numel(key)) + codec.seam * (header.ranks - 1)
         reservation = self._budget.ask(self._run, size, self._place(key), header.replica)
-        self._left.pop(key[:2], None)
+        self._left.pop(key.whose, None)
         self._drop_older(key)
         answer: asyncio.Future[Judgement] = asyncio.get_running_loop().create_future()
         staged = self._staged[key] = Staged(key, header, reservation, answer)
-        self._by_whose.setdefault(key[:2], {})[key[2:]] = staged
+        self._by_whose.setdefault(key.whose, {})[key.number] = staged
         return staged
 
     def _forget(self, staged: Staged) -> None:
@@ -292,10 +306,10 @@ class Staging:
     def _unlist(self, staged: Staged) -> None:
         if self._staged.get(staged.key) is staged:
             del self._staged[staged.key]
-            theirs = self._by_whose[staged.key[:2]]
-            del theirs[staged.key[2:]]
+            theirs = self._by_whose[staged.key.whose]
+            del theirs[staged.key.number]
             if not theirs:
-                del self._by_whose[staged.key[:2]]
+                del self._by_whose[staged.key.whose]
 
     def _give_back(self, staged: Staged) -> None:
         if staged.is_reserved:
@@ -303,23 +317,19 @@ class Staging:
             self._budget.give_back(staged.reservation)
             staged.coming, staged.shards, staged.calls = {}, {}, {}
 
-    def _drop_older(self, key: tuple[int, str, int, int]) -> None:
+    def _drop_older(self, key: PushKey) -> None:
         """A replica that starts a push of a fragment has given up its unfinished older ones."""
-        for staged in list(self._by_whose.get(key[:2], {}).values()):
+        for staged in list(self._by_whose.get(key.whose, {}).values()):
             if staged.key < key and not staged.submitted:
                 self.drop(staged, InvalidRequest("seq: a newer push has replaced this one."))
 
-    def _place(self, key: tuple[int, str, int, int]) -> int | None:
+    def _place(self, key: PushKey) -> int | None:
         """Where in the line this push was before, if its replica has not begun another since."""
-        left = self._left.get(key[:2])
-        return left[2] if left is not None and left[:2] == key[2:] else None
+        left = self._left.get(key.whose)
+        return left.place if left is not None and left.number == key.number else None
 
-    def _numel(self, key: tuple[int, str, int, int]) -> int:
-        return self._layout.fragments[key[0]].numel
-
-
-def _key(header: pb.PushHeader) -> tuple[int, str, int, int]:
-    return header.fragment, header.replica, header.incarnation, header.seq
+    def _numel(self, key: PushKey) -> int:
+        return self._layout.fragments[key.fragment].numel
 
 
 def away() -> Unreachable:

@@ -231,7 +231,7 @@ def test_a_push_for_which_nothing_comes_holds_the_line_up_once(hogs: int, fit: i
 
         def ask_again() -> None:
             for name, seq in seqs.items():
-                if not any(staged.key[1] == name for staged in staging._staged.values()):
+                if not any(staged.key.replica == name for staged in staging._staged.values()):
                     seqs[name] = seq + 1
                     for fragment in (0, 1):
                         joined(staging, half(0, name, fragment=fragment, seq=seq + 1))
