@@ -16,7 +16,6 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
-from grpc.experimental import ChannelOptions
 
 from syncline.change import Change
 from syncline.line import Sending
@@ -324,5 +323,6 @@ def _options(timeouts: TimeoutSettings) -> list[tuple[str, int]]:
         ("grpc.use_local_subchannel_pool", 1),
         # Who reads a pull waits for its messages itself, and not for a thread that does so for it:
         # a switch of threads less for each of them, 3 % of a replica's CPU in a round in int8.
-        (ChannelOptions.SingleThreadedUnaryStream, 1),
+        # From ``grpc.experimental``: a release that does not know the name takes no notice.
+        ("SingleThreadedUnaryStream", 1),
     ]
