@@ -84,6 +84,15 @@ class Depot:
             )
         return cls(url)
 
+    def shares_disk(self, folder: Path) -> bool:
+        """Whether it is a directory, be it there or still to be made, on the disk of ``folder``."""
+        if not self._is_local:
+            return False
+        with self._told():
+            place = Path(self._path)
+            there = next(one for one in (place, *place.parents) if one.exists())
+            return there.stat().st_dev == folder.stat().st_dev
+
     def below(self, name: str) -> Depot:
         """The folder ``name`` in this one.
 
@@ -261,6 +270,8 @@ def check_url(url: str) -> None:
         raise InvalidRequest(f"url: {url[:200]!r} is no address of a folder.")
     if scheme is None and (not url.startswith("/") or ".." in url.split("/")):
         raise InvalidRequest(f"url: {url[:200]!r} is no absolute path, and no URL.")
+    if scheme == "file":
+        raise InvalidRequest(f"url: write a directory as its plain path, not {url[:200]!r}.")
     if scheme is not None and scheme not in EXTRA:
         known = ", ".join(f"{one}://" for one in EXTRA)
         raise InvalidRequest(f"url: {url[:200]!r} is not a directory, nor one of {known}.")

@@ -106,6 +106,9 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
             depot = await self._depot(request.url)
             await self._copies.do(_see_free, depot)
             total = sum(pinned.entry.bytes for pinned in held.values())
+            if await self._copies.do(depot.shares_disk, self._shared.root):
+                kept_free = self._residence.commit_bytes
+                await self._copies.do(_see_room, "saved", self._shared.root, total, kept_free)
             copying = Copying(total, _not_copied(request))
             jobs = [partial(_copied, f, p, depot, copying, tokens[f]) for f, p in held.items()]
             async with aclosing(self._copies.followed(jobs, copying)) as steps:
@@ -135,7 +138,8 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
             return
         largest = max((manifest.entries[f].bytes for f in mine), default=0)
         room = total + COPIES * largest  # each is there twice for a moment
-        await self._copies.do(_see_room, self._shared.root, room, self._residence.commit_bytes)
+        kept_free = self._residence.commit_bytes
+        await self._copies.do(_see_room, "restored", self._shared.root, room, kept_free)
         is_whole = False
         try:
             places = await self._copies.do(aside.begin, manifest)
@@ -295,8 +299,8 @@ def _see_free(depot: Depot) -> None:
         raise _there_already(depot)
 
 
-def _see_room(root: Path, wanted: int, kept_free: int) -> None:
-    """See that what is restored leaves the runs at work the room for their next rounds.
+def _see_room(done: str, root: Path, wanted: int, kept_free: int) -> None:
+    """See that what is to be ``done`` leaves the runs at work the room for their next rounds.
 
     Raises:
         CheckpointError: it does not.
@@ -306,7 +310,7 @@ def _see_room(root: Path, wanted: int, kept_free: int) -> None:
     free = disk.f_bavail * disk.f_frsize
     if free < wanted + kept_free:
         raise CheckpointError(
-            f"The checkpoint is not restored. It takes {wanted:,} bytes, the next rounds of the "
+            f"The checkpoint is not {done}. It takes {wanted:,} bytes, the next rounds of the "
             f"runs here {kept_free:,}, and the disk of {root} has {free:,} free. Free more, then "
             "try again: the runs here go on."
         )

@@ -48,7 +48,8 @@ class SyncSettings(BaseSettings):
     metrics_port: int = Field(default=9101, ge=0, le=65535)
     advertise: str = ""
     """The address that replicas connect to; empty: host and port, if host is an address."""
-    data: Path = Path("syncline-data")
+    data: Path = Field(default=Path("syncline-data"), validate_default=True)
+    """Absolute: what is told of a file may be read elsewhere."""
     shards: int = Field(default=1, ge=1, le=SHARDS_MAX)
     """How many services share the fragments of every run."""
     index: int | None = Field(default=None, ge=0)
@@ -90,7 +91,7 @@ class SyncSettings(BaseSettings):
         # Of an empty one ``Path`` makes the folder in which the service was started.
         if data == "":
             raise ValueError("it is empty; name a folder")
-        return data
+        return Path(data).absolute() if isinstance(data, str | Path) else data
 
     @field_validator("staging_bytes", mode="before")
     @classmethod

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import grpc
@@ -36,6 +37,9 @@ from syncline_testing.keeping import (
 )
 from syncline_testing.service import Service, code_of
 from syncline_testing.slow_disk import LIMIT_S, SlowDisk
+
+OTHER_DISK = Path("/dev/shm")
+"""In memory, on most machines."""
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -361,6 +365,29 @@ def test_a_restore_leaves_the_runs_at_work_the_room_for_their_next_rounds(
             assert not (tmp_path / "store" / "restoring").exists()
             disk.f_bavail += 1
             await fetch(s, url, "another")
+            assert not s.faults
+
+    asyncio.run(scenario())
+
+
+def test_so_does_a_checkpoint_on_the_stores_own_disk_and_on_another_none_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with at_work(tmp_path / "store") as s:
+            whole = await save(s, LAYOUT, str(tmp_path / "kept" / "one"), 0)
+            room = whole.bytes + sum(COMMIT_BYTES * f.numel for f in LAYOUT.fragments)
+            disk = SimpleNamespace(f_bavail=room - 1, f_frsize=1)
+            monkeypatch.setattr(os, "statvfs", lambda path: disk)
+            with pytest.raises(grpc.aio.AioRpcError, match="is not saved. It takes") as error:
+                await save(s, LAYOUT, str(tmp_path / "kept" / "two"), 0)
+            assert code(error) == "CHECKPOINT"
+            assert not (tmp_path / "kept" / "two").exists()
+            if OTHER_DISK.exists() and OTHER_DISK.stat().st_dev != tmp_path.stat().st_dev:
+                with TemporaryDirectory(dir=OTHER_DISK) as elsewhere:
+                    await save(s, LAYOUT, f"{elsewhere}/two", 0)
+            disk.f_bavail += 1
+            await save(s, LAYOUT, str(tmp_path / "kept" / "two"), 0)
             assert not s.faults
 
     asyncio.run(scenario())

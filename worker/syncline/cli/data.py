@@ -174,7 +174,7 @@ def _coverage(found: DataView, every: bool) -> RenderableType:
             empty="Of no other epoch was anything given out yet." if first else NOTHING,
         ),
         "",
-        output.table(("replica", ">leased"), holders, empty="Nobody holds any."),
+        output.table(("replica", ">leased"), holders, empty="No replica holds any."),
     )
 
 

@@ -206,7 +206,10 @@ def _has_come(replica: ReplicaView) -> bool:
 
 def _damage(event: Event) -> str:
     said = f"At {output.clock(event.time)}: {event.message}"
-    return f"{said} Until every fragment has had a round again, it may be served by now, or not."
+    return (
+        f"{said} This stands here until every fragment has had a round again; whether it is served "
+        "by now, the log of its sync service says, and its figure syncline_run_damaged."
+    )
 
 
 def _watch(client: OperatorClient, every: float) -> None:
