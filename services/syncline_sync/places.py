@@ -51,8 +51,11 @@ class Places:
         key = _key(fragment, boxes)
         found = self._known.get(key)
         if found is None:
-            found = extent(self.layout, fragment, boxes_from_proto(boxes))
-            if found.nbytes <= KNOWN_BYTES_MAX:
+            understood = boxes_from_proto(boxes)
+            found = extent(self.layout, fragment, understood)
+            # What else is in their bytes may be long, and nobody has looked at it.
+            is_plain = key == _key(fragment, [box.to_proto() for box in understood])
+            if is_plain and found.nbytes <= KNOWN_BYTES_MAX:
                 self._remember(key, found)
         return found
 

@@ -78,6 +78,8 @@ class Published:
         begin to read it."""
         self.sums: dict[Cut, int] = {}
         """Checksums of what was cut out."""
+        self.asked: dict[Cut, None] = {}
+        """Those that a reader has asked for, the first one first."""
         self._reads: set[asyncio.Future[Any]] = set()
         """Those under way in threads; they may be of a source before this one."""
         self._readers: ThreadPoolExecutor | None = None

@@ -82,7 +82,7 @@ class Shelf:
     def asked(self, elements: int) -> list[Cut]:
         """The first cuts that have been read of the newest value, up to so many elements of it."""
         found: list[Cut] = []
-        for cut in (cut for _, value in self.values[-1:] for cut in value.sums):
+        for cut in (cut for _, value in self.values[-1:] for cut in value.asked):
             elements -= cut[-1]
             if elements < 0:
                 break
@@ -271,10 +271,12 @@ class Loan:
         if len(spans) != 1:
             return crc32c(data)
         start, length = spans[0].tolist()
-        sums, key = self.value.sums, (self._difference is not None, start, length)
-        known = sums.get(key)
+        sums, cut = self.value.sums, (self._difference is not None, start, length)
+        if len(self.value.asked) < SUMS_MAX:
+            self.value.asked[cut] = None
+        known = sums.get(cut)
         if known is None:
             known = crc32c(data)
             if len(sums) < SUMS_MAX:
-                sums[key] = known
+                sums[cut] = known
         return known

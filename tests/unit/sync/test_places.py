@@ -70,3 +70,13 @@ def test_what_is_kept_of_a_shard_is_no_larger_than_its_boxes_are() -> None:
     assert (found.elements, found.span_count) == (shape[0], shape[0])
     assert found.nbytes <= 33 and places.knows(0, column)
     assert np.array_equal(found.between(7, 10), [[15, 1], [17, 1], [19, 1]])
+
+
+def test_boxes_with_fields_that_nobody_knows_are_found_and_not_kept() -> None:
+    """Such a field takes as much memory as who sends it likes."""
+    (plain,) = boxes_of((1, 1))
+    strange = pb.Box.FromString(plain.SerializeToString() + b"\xc2\x3e\x02ab")
+    assert strange.ByteSize() > plain.ByteSize()
+    places = Places(LAYOUT)
+    assert places.of(0, [strange]).spans().tolist() == [[1, 1]]
+    assert not places.knows(0, [strange]) and not places._known

@@ -168,7 +168,7 @@ def test_checksums_that_are_kept_are_few(monkeypatch: pytest.MonkeyPatch) -> Non
         spans = np.array([[start, 5]])
         data = as_sent.read(spans)
         assert loan.checksum(spans, data) == crc32c(data)
-    assert len(value.sums) == 3
+    assert len(value.sums) == len(value.asked) == 3
 
 
 def test_a_value_may_be_read_for_a_while_after_its_shelf_has_dropped_it() -> None:
@@ -361,7 +361,7 @@ def test_checksums_of_a_value_are_there_before_who_asks_as_others_did_before(
         difference = Difference(encode(VALUES, pb.CODEC_INT8))
     cuts = [(is_by_difference, 0, 1024), (is_by_difference, 2048, 512)]
     shelf.put(0, value)
-    value.sums |= dict.fromkeys([*cuts, (is_by_difference, 4096, 1)], 0)
+    value.asked |= dict.fromkeys([*cuts, (is_by_difference, 4096, 1)])
 
     async def scenario() -> None:
         newer = Published(Saved(revision=1), pb.CODEC_BF16, value._source, difference)
@@ -375,12 +375,14 @@ def test_checksums_of_a_value_are_there_before_who_asks_as_others_did_before(
             await moving
             shelf.put(1, newer)
             assert set(newer.sums) == set(cuts)
+            assert not shelf.asked(1536), "that others asked before is no question"
             with Loan(shelf, 1, newer, difference) as loan:
                 for _, start, length in cuts:
                     spans = np.array([[start, length]])
                     data = await loan.read(spans, pool, pool)
                     assert loan.checksum(spans, data) == newer.sums[is_by_difference, start, length]
                     assert crc32c(data) == newer.sums[is_by_difference, start, length]
+            assert shelf.asked(1536) == cuts
 
     asyncio.run(scenario())
 
