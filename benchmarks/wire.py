@@ -11,10 +11,11 @@ bare one: whence so many repeats, in several lives of both. The last line is one
     {"push_ratio", "pull_ratio", "durability", "fp32": {...}, "bf16": {...}}
 
 `push_ratio` and `pull_ratio` are the service's bytes per second over the bare server's, the smaller
-of both codecs; under each codec they stand with the speeds they come from (bytes/s). Rounds are
-closed by a second replica, whose pushes are not in the figures, nor is the outer step, nor the
-writing of what was published. The store is in memory (/dev/shm), so that no disk is measured, and
-`durability` says what the run was set to.
+of both codecs; under each codec they stand with the speeds they come from (bytes/s). Two replicas
+push side by side, fragment by fragment, and the service folds the two pushes of one while the next
+come in, but for the last ones. Rounds are closed by a third, whose pushes are not in the figures,
+nor is the outer step, nor the writing of what was published. The store is in memory (/dev/shm), so
+that no disk is measured, and `durability` says what the run was set to.
 
     python benchmarks/wire.py [--lives 5] [--repeats 8] [--fragments 8] [--elements 8388608]
                               [--streams 4]
@@ -31,9 +32,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ from wire_client import DURABILITY, OPTIONS, Client, folder, layout_of, messages
 
 RATIO_MIN = 0.7
 CODECS = ("fp32", "bf16")
+REPLICAS = ("measured", "beside", "other")
+"""The first two push in the figures; the last one closes the rounds."""
 
 Speeds = dict[str, list[float]]
 
@@ -129,17 +132,20 @@ def measured(
 ) -> Speeds:
     """Speeds with one codec both ways, in a run of its own."""
     speeds: Speeds = {}
-    cluster.post("/runs", run_of(codec, 2, codec))
-    for replica in ("measured", "other"):
+    cluster.post("/runs", run_of(codec, len(REPLICAS), codec))
+    for replica in REPLICAS:
         cluster.post(f"/runs/{codec}/replicas", {"replica": replica})
     layout = layout_of(given.fragments, given.elements)
     with (
         ThreadPoolExecutor(given.streams) as pool,
-        Client(cluster.sync_address, codec, "measured", layout) as client,
-        Client(cluster.sync_address, codec, "other", layout) as other,
+        ExitStack() as stack,
     ):
+        clients = [
+            stack.enter_context(Client(cluster.sync_address, codec, replica, layout))
+            for replica in REPLICAS
+        ]
         written = partial(wait_until_written, store, f"**/runs/{codec}/*/head.json")
-        for repeat, seen in enumerate(rounds(codec, given, client, other, bare, pool, written)):
+        for repeat, seen in enumerate(rounds(codec, given, clients, bare, pool, written)):
             print(f"{codec} {repeat or 'warm-up'}: {told(seen)}", file=sys.stderr)
             if repeat:
                 for name, speed in seen.items():
@@ -150,17 +156,23 @@ def measured(
 def rounds(
     codec: str,
     given: argparse.Namespace,
-    client: Client,
-    other: Client,
+    clients: Sequence[Client],
     bare: grpc.Channel,
     pool: ThreadPoolExecutor,
     written: Callable[[int], None],
 ) -> Iterator[dict[str, float]]:
     """Whole rounds, in each of which service and bare server take turns: bytes/s of each."""
+    *measured, other = clients
+    client = measured[0]
     fragments = range(given.fragments)
 
     def each(work: Callable[[int], Any]) -> list[Any]:
         return list(pool.map(work, fragments))
+
+    def beside(work: Callable[[Client, int], Any]) -> list[Any]:
+        """All fragments in order, of each the pushes of all that are measured."""
+        clients, numbers = measured * given.fragments, [f for f in fragments for _ in measured]
+        return list(pool.map(work, clients, numbers))
 
     bare_push, bare_pull = bare.stream_unary("/Bare/Push"), bare.unary_stream("/Bare/Pull")
     messages = messages_of(given.elements, codec)
@@ -170,19 +182,24 @@ def rounds(
     for base in range(given.repeats + 1):
         seen: dict[str, float] = {}
 
-        def timed(name: str, work: Callable[[int], Any], seen: dict[str, float] = seen) -> None:
+        @contextmanager
+        def timed(name: str, bytes_: int, seen: dict[str, float] = seen) -> Iterator[None]:
             began = time.monotonic()
-            each(work)
-            seen[name] = size / (time.monotonic() - began)
+            yield
+            seen[name] = bytes_ / (time.monotonic() - began)
 
-        timed("bare_push", lambda f: bare_push(iter(messages)))
-        timed("push", lambda f, base=base: client.push(f, messages, codec, base))
+        with timed("bare_push", size * len(measured)):
+            beside(lambda _, f: bare_push(iter(messages)))
+        with timed("push", size * len(measured)):
+            beside(lambda one, f, base=base: one.push(f, messages, codec, base))
         each(lambda f, base=base: other.push(f, messages, codec, base))
         each(lambda f, base=base: client.wait(f, base + 1))
         written(base + 1)
         sizes = " ".join(map(str, client.pull(0, base + 1))).encode()
-        timed("bare_pull", lambda f, sizes=sizes: drained(bare_pull(sizes)))
-        timed("pull", lambda f, base=base: client.pull(f, base + 1))
+        with timed("bare_pull", size):
+            each(lambda f, sizes=sizes: drained(bare_pull(sizes)))
+        with timed("pull", size):
+            each(lambda f, base=base: client.pull(f, base + 1))
         yield seen
 
 
