@@ -6,6 +6,7 @@ Knows what a round's result may be off by, and nothing of what is made of its se
 from __future__ import annotations
 
 import sys
+import time
 from statistics import median
 from typing import Any
 
@@ -24,6 +25,9 @@ OURS, DURABLE = "syncline", "syncline-durable"
 SLOW = 3.0
 """A peer whose rounds take so many times ours is a slow one; far from any ratio that is asked for,
 else a life in which ours are quick would count fewer rounds."""
+TOLD_S = 0.4
+"""What our services have to tell of a round they send a moment after it; that is not to be in
+anybody else's round either."""
 Rounds = dict[str, list[Round]]
 """By system."""
 
@@ -119,6 +123,7 @@ class Contest:
             self._ours_done += 1
         if system in (OURS, DURABLE):
             self._wait_for_the_disk()
+            time.sleep(TOLD_S)
         if not done.off <= off_max:
             raise RoundFailed(
                 f"The result of {system} is off by {done.off:.3g} of what the round should have "
