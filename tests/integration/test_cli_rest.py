@@ -246,7 +246,7 @@ def test_a_damaged_run_is_seen_until_it_goes_on(shell: Shell, control: str) -> N
     post(control, reports, {"events": [{"kind": "some.thing", "message": "else"}] * 501})
     (event,) = shell.json("status")["damaged"]
     shown = [" ".join(shell(command)[1].split()) for command in ("status", "runs show hurt")]
-    assert f": {said} Until every fragment" in shown[0] and f"damage {said}" in shown[1]
+    assert f": {said} This stands here until" in shown[0] and f"damage {said}" in shown[1]
     checks = {one["what"]: one["verdict"] for one in shell.json("doctor")["checks"]}
     assert checks[said] == "warn"
     since = {"revision": 2, "committed_at": event["time"] - 600}  # and now behind
