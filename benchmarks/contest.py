@@ -25,9 +25,9 @@ OURS, DURABLE = "syncline", "syncline-durable"
 SLOW = 3.0
 """A peer whose rounds take so many times ours is a slow one; far from any ratio that is asked for,
 else a life in which ours are quick would count fewer rounds."""
-TOLD_S = 0.4
-"""What our services have to tell of a round they send a moment after it; that is not to be in
-anybody else's round either."""
+PAUSE_S = 0.4
+"""After each round, whosever: what a system does a moment after it, as our services tell of it, is
+in nobody else's round, and each begins from the same rest."""
 Rounds = dict[str, list[Round]]
 """By system."""
 
@@ -123,7 +123,7 @@ class Contest:
             self._ours_done += 1
         if system in (OURS, DURABLE):
             self._wait_for_the_disk()
-            time.sleep(TOLD_S)
+        time.sleep(PAUSE_S)
         if not done.off <= off_max:
             raise RoundFailed(
                 f"The result of {system} is off by {done.off:.3g} of what the round should have "
