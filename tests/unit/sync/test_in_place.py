@@ -48,8 +48,8 @@ def in_switching_rounds(
                 kept = range(max(0, f.revision - 1), f.revision + 1)
                 assert [await f.read(one) for one in kept] == published[-2:], "a sum lies there"
                 parameters, spare = f.holding._parameters, f.holding._spare
-                is_in_place = down == "int8" and f.holding._sent is not None
-                is_in_place = is_in_place and number not in summed
+                follows = down == "int8" and f.holding._sent is not None
+                is_in_place = follows and number not in summed
                 await f.close(1.7)
                 assert (f.holding._parameters is parameters) == is_in_place
                 assert f.holding._spare is spare or not is_in_place, "it takes no third array"
