@@ -103,7 +103,8 @@ class Exchange:
 
         Told by the training thread, read by exchanges.
         """
-        self._identity, self._shards = identity, shards
+        self._identity = identity
+        self._boxes = [[piece.box.to_proto() for piece in shard.sent] for shard in shards]
         self._seqs = list(seqs)
         self._judged_pushes: set[int] = set()
         """Fragments whose newest push was judged: what is missing is the result."""
@@ -143,7 +144,7 @@ class Exchange:
     def begin(self, push: Push) -> Future[Outcome]:
         """Push, and pull the result, in the background. The outcome says what went wrong."""
         self._seqs[push.fragment] += 1
-        boxes = [piece.box for piece in self._shards[push.fragment].sent]
+        boxes = self._boxes[push.fragment]
         header = header_of(push, self._identity, self._seqs[push.fragment], boxes)
         place = self._line.join()  # here, since threads start in any order
 

@@ -19,7 +19,7 @@ from syncline.core.progress import pseudo_gradient
 from syncline_proto.codec import Codec, Float32, UInt8, UInt16
 
 WINDOW = 1 << 18
-"""Elements; a multiple of every codec's grain."""
+"""Elements; a multiple of every codec's grain, and so of its block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +68,17 @@ class _Writing:
 
     def take(self, values: Tensor, anchor: Float32 | UInt16 | Tensor | None) -> None:
         """Encode what comes next, but for some that stay in the window; flat."""
-        grain, at = self.codec.grain, 0
-        plain = values.is_cpu and values.dtype == torch.float32
-        bits: UInt16 | None = None
         if isinstance(anchor, np.ndarray) and anchor.dtype == np.uint16:
-            bits = anchor.view(np.uint16)
-        goes_straight = plain and bits is not None
+            plain = values.is_cpu and values.dtype == torch.float32
+            if plain and self._take_less(anchor.view(np.uint16), values.numpy()):
+                return
+        at = 0
         while (left := values.numel() - at) > 0:
-            if goes_straight and bits is not None and not self.filled and left >= grain:
-                end = at + left - left % grain
-                goes_straight = self._encode_less(bits[at:end], values[at:end].numpy())
-                at = end if goes_straight else at
-                continue
-            # Soon at a grain's end again, from where all that follows may go straight.
-            stop = (self.filled // grain + 1) * grain if goes_straight else WINDOW
-            count = min(left, stop - self.filled)
+            count = min(left, WINDOW - self.filled)
             part = None if anchor is None else anchor[at : at + count]
             _read(values[at : at + count], part, self.window[self.filled : self.filled + count])
             at, self.filled = at + count, self.filled + count
-            if self.filled == stop:
+            if self.filled == WINDOW:
                 self.flush()
 
     def flush(self) -> None:
@@ -95,12 +87,18 @@ class _Writing:
         self.codec.encode_into(self.window[: self.filled], self.out[self.encoded : end])
         self.encoded, self.filled = end, 0
 
-    def _encode_less(self, anchor: UInt16, values: Float32) -> bool:
-        """Encode anchor - values from where they lie; whether the codec does that."""
-        end = self.encoded + self.codec.size(values.size)
-        if not self.codec.encode_less(anchor, values, self.out[self.encoded : end]):
+    def _take_less(self, anchor: UInt16, values: Float32) -> bool:
+        """Encode what is in the window, and anchor - values from where they lie.
+
+        Whether the codec does that. What fills no block of it stays in the window.
+        """
+        whole = self.filled + values.size
+        end = self.encoded + self.codec.size(whole - whole % self.codec.block)
+        out = self.out[self.encoded : end]
+        over = self.codec.encode_less(self.window, self.filled, anchor, values, out)
+        if over is None:
             return False
-        self.encoded = end
+        self.encoded, self.filled = end, over
         return True
 
 

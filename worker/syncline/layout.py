@@ -31,8 +31,8 @@ from syncline_proto.layout import DTYPES, Box, Layout, TensorSpec
 class Piece:
     """Part of a fragment that lies in one parameter of this rank.
 
-    ``where`` cuts it out of the parameter's local tensor; ``start`` is where it begins in the
-    shard's flat vector.
+    ``where`` cuts it out of the parameter's local tensor, and is () where it is all of that;
+    ``start`` is where it begins in the shard's flat vector.
     """
 
     parameter: nn.Parameter
@@ -310,10 +310,11 @@ def _shard(
     start = 0
     for part, mine in _overlaps(boxes, held):
         origin = mine.box.offsets
-        where = tuple(
+        cuts = tuple(
             slice(begin - zero, begin - zero + size)
             for begin, zero, size in zip(part.offsets, origin, part.sizes, strict=True)
         )
+        where = () if part.sizes == mine.box.sizes else cuts
         pieces.append(Piece(parameters[part.tensor], where, part, start, mine.sends))
         start += part.numel
     return RankShard(tuple(pieces), start)

@@ -48,6 +48,7 @@ class Puller:
         self._identity, self._layout, self._shards = identity, layout, shards
         self._services, self._timeouts, self._scratch = services, timeouts, scratch
         self._pauses, self._stop = pauses, stop
+        self._boxes = [[box.to_proto() for box in shard.boxes] for shard in shards]
         self._known: dict[int, Spans] = {}
 
     def name(self, fragment: int) -> str:
@@ -65,7 +66,7 @@ class Puller:
         shard = self._shards[fragment]
         # No boxes would mean the whole fragment; a rank with an empty shard wants none of it.
         wanted = replace(wanted, values=wanted.values and bool(shard.pieces))
-        boxes, name = shard.boxes, held.name if held and wanted.values else ""
+        boxes, name = self._boxes[fragment], held.name if held and wanted.values else ""
         epoch = self._services.epoch(fragment)
         request = request_of(wanted, self._identity, fragment, epoch, boxes, name)
         follower, change = None, None

@@ -13,7 +13,6 @@ from syncline.payload import Payload, Values
 from syncline.pulled import Held, Pulled
 from syncline_proto.codec import CODEC_BY_NAME, Float32
 from syncline_proto.errors import SynclineError
-from syncline_proto.layout import Box
 from syncline_proto.ranges import NOTHING, Ranges
 from syncline_proto.v1 import sync_pb2 as pb
 
@@ -91,7 +90,7 @@ class Wanted:
     """The synchronous phase in which it is to come; None: whichever."""
 
 
-def header_of(push: Push, me: Identity, seq: int, boxes: Iterable[Box]) -> pb.PushHeader:
+def header_of(push: Push, me: Identity, seq: int, boxes: Iterable[pb.Box]) -> pb.PushHeader:
     """What goes ahead of the values; without a base the epoch is still to be set."""
     return pb.PushHeader(
         run=me.run,
@@ -107,7 +106,7 @@ def header_of(push: Push, me: Identity, seq: int, boxes: Iterable[Box]) -> pb.Pu
         gradient_step=push.gradient_step,
         phase=push.phase,
         codec=CODEC_BY_NAME[push.payload.codec],
-        boxes=[box.to_proto() for box in boxes],
+        boxes=boxes,
         inner_steps=push.inner_steps,
         tokens=push.tokens,
         first_step=push.first_step,
@@ -117,7 +116,7 @@ def header_of(push: Push, me: Identity, seq: int, boxes: Iterable[Box]) -> pb.Pu
 
 
 def request_of(
-    wanted: Wanted, me: Identity, fragment: int, epoch: int, boxes: Iterable[Box], held: str
+    wanted: Wanted, me: Identity, fragment: int, epoch: int, boxes: Iterable[pb.Box], held: str
 ) -> pb.PullRequest:
     """What asks for the values in ``boxes``, of which there is at least one, or for none.
 
@@ -129,7 +128,7 @@ def request_of(
         replica=me.replica,
         incarnation=me.incarnation,
         fragment=fragment,
-        boxes=[box.to_proto() for box in boxes],
+        boxes=boxes,
         header_only=not wanted.values,
         held=held,
         phase=wanted.phase,

@@ -79,12 +79,16 @@ class Codec(ABC):
         assert out.size == self.size(values.size), "out is of another size"
         self._write(values, out)
 
-    def encode_less(self, anchor: UInt16, values: Float32, out: UInt8) -> bool:
-        """Write anchor - values, as ``encode_into``, if this codec does so in one pass; else False.
+    def encode_less(
+        self, before: Float32, filled: int, anchor: UInt16, values: Float32, out: UInt8
+    ) -> int | None:
+        """Write ``before[:filled]`` and then anchor - values, if this codec does so in one pass.
 
-        ``anchor`` is bf16, as its bits. Nothing is written where it returns False.
+        ``anchor`` is bf16, as its bits. At most ``block`` - 1 elements are over, which fill no
+        block: they go to the start of ``before``, and how many is returned. ``out`` is as long as
+        what is written. None: nothing is.
         """
-        return False
+        return None
 
     def decode_into(self, data: Bytes, out: Float32) -> None:
         """Read ``data`` into ``out`` (fp32, flat, contiguous, exactly as many elements).

@@ -17,6 +17,7 @@ Pure, as all codecs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -124,14 +125,18 @@ def carry(
     """
     edges = np.cumsum([0, *(out.size for out in outs)])
     follower, number = Follower(held, _split(spans, edges)), 0
+    ends, its = edges[1:].tolist(), 0
     for chunk in chunks:
-        for at, count, payload in follower.parts(chunk):
-            its = int(np.searchsorted(edges, at, side="right")) - 1
-            out = outs[its][at - edges[its] : at - edges[its] + count]
+        data = np.frombuffer(chunk, np.uint8)
+        for at, count, where in follower.parts(chunk):
+            while at >= ends[its]:
+                its += 1
+            begin, end = at - ends[its], at - ends[its] + count  # from the end of its ``out``
+            out, into = outs[its][begin : end or None], held[at : at + count]
             if number >= done[0]:
-                difference_loops.carry(payload, held[at : at + count], out, done)
+                difference_loops.carry(data, *where, into, out, done)
             else:
-                bf16_values(held[at : at + count], out)
+                bf16_values(into, out)
             number += 1
 
 
@@ -145,6 +150,20 @@ def _split(spans: Spans, edges: npt.NDArray[np.int64]) -> Spans:
     split[:, 0] = spans[inside, 0] + places[:-1] - begins[inside]
     split[:, 1] = places[1:] - places[:-1]
     return split
+
+
+class Place(NamedTuple):
+    """Where elements of one span lie in a chunk: the end of a block, whole blocks, one's beginning.
+
+    Each may be missing. Behind the first each block has its scale before it.
+    """
+
+    scale: int
+    """Of the block whose end it is; any number where there is none."""
+    first: int
+    """Of that block's elements; where there are none, the next block."""
+    head: int
+    """How many elements of it."""
 
 
 class Follower:
@@ -163,10 +182,10 @@ class Follower:
             InvalidRequest: the chunk holds more than is left, no whole elements, or what no
                 encoder writes.
         """
-        filled = 0
-        for at, count, payload in self.parts(data):
-            held = self._held[at : at + count]
-            check_int8(difference_loops.follow(payload, held, out[filled : filled + count]))
+        payload, filled = np.frombuffer(data, np.uint8), 0
+        for at, count, where in self.parts(data):
+            held, into = self._held[at : at + count], out[filled : filled + count]
+            check_int8(difference_loops.follow(payload, *where, held, into))
             filled += count
         return filled
 
@@ -175,40 +194,53 @@ class Follower:
 
         Their number; raises as that does.
         """
-        filled = 0
-        for _, count, payload in self.parts(data):
-            check_int8(difference_loops.check(payload, count))
+        payload, filled = np.frombuffer(data, np.uint8), 0
+        for _, count, where in self.parts(data):
+            check_int8(difference_loops.check(payload, *where, count))
             filled += count
         return filled
 
-    def parts(self, data: Bytes) -> Iterator[tuple[int, int, UInt8]]:
-        """The next elements, cut where a span ends: where in the shard, how many, and as blocks.
+    def parts(self, data: Bytes) -> Iterator[tuple[int, int, Place]]:
+        """The next elements, cut where a span ends: where in the shard, how many, and where here.
 
         Raises:
             InvalidRequest: the chunk holds more than is left, or no whole elements.
         """
-        spans, view, at, last, scale = self._spans, memoryview(data), 0, -1, b""
-        while at < len(view):
+        spans, size, at, last, scale = self._spans, len(data), 0, -1, 0
+        while at < size:
             if self._span == len(spans):
                 raise InvalidRequest("chunk.data: more elements came than were asked for.")
-            start, length = (int(n) for n in spans[self._span])
-            left = length - self._used
-            block, within = divmod(start + self._used, BLOCK)
-            whole = min(left // BLOCK, (len(view) - at) // BLOCK_BYTES)
-            if whole and not within and block != last:
-                count, last = whole * BLOCK, block + whole - 1
-                payload, at = view[at : at + _INT8.size(count)], at + _INT8.size(count)
-                scale = bytes(payload[-BLOCK_BYTES:][:SCALE_BYTES])
-            else:
+            start, length = spans[self._span].tolist()
+            start, left, head = start + self._used, length - self._used, 0
+            block, within = divmod(start, BLOCK)
+            if within or block == last:
                 if block != last:
-                    scale, at = bytes(view[at : at + SCALE_BYTES]), at + SCALE_BYTES
-                count, last = min(BLOCK - within, left, len(view) - at), block
-                if count <= 0:
-                    raise InvalidRequest("chunk.data: a scale stands there without an element.")
-                payload, at = b"".join((scale, view[at : at + count])), at + count
-            begin = self._filled
+                    scale, at = at, at + SCALE_BYTES
+                head = _elements(BLOCK - within, left, size - at)
+            begin, count, where = self._filled, head, Place(scale, at, head)
+            at += head
+            if whole := min((left - count) // BLOCK, (size - at) // BLOCK_BYTES):
+                at, count = at + whole * BLOCK_BYTES, count + whole * BLOCK
+                scale = at - BLOCK_BYTES
+            if left > count and size > at:
+                scale, at = at, at + SCALE_BYTES
+                rest = _elements(BLOCK, left - count, size - at)
+                at, count = at + rest, count + rest
+            last = (start + count - 1) // BLOCK
             self._filled += count
             self._used += count
             if self._used == length:
                 self._span, self._used = self._span + 1, 0
-            yield begin, count, np.frombuffer(payload, np.uint8)
+            yield begin, count, where
+
+
+def _elements(*most: int) -> int:
+    """So many elements stand behind a scale.
+
+    Raises:
+        InvalidRequest: there is none.
+    """
+    count = min(most)
+    if count <= 0:
+        raise InvalidRequest("chunk.data: a scale stands there without an element.")
+    return count

@@ -15,6 +15,7 @@ from syncline_proto.codec.int8_loops import (
     SCALE_BYTES,
     Int8,
     block_check,
+    found_in,
     inverse_of,
     larger,
     magnitude,
@@ -42,10 +43,16 @@ _INFINITE_ROUNDED = np.uint32(0x7F7F8000)
 """The least magnitude of fp32 that is infinite when it is rounded to bf16."""
 
 
-@compiled("int64", read("uint8"), "int64")
-def check(data: UInt8, elements: int) -> int:
-    """Return what ``block_check`` finds in the blocks of so many elements."""
-    blocks, full, rest = data.view(np.int8), elements // BLOCK, elements % BLOCK
+@compiled("int64", read("uint8"), "int64", "int64", "int64", "int64")
+def check(data: UInt8, scale: int, first: int, head: int, elements: int) -> int:
+    """Return what ``found_in`` finds in the blocks of so many elements, placed as in ``follow``."""
+    given = data.view(np.int8)
+    if head:
+        found = found_in(given, scale, first, head)
+        if found != FINE:
+            return found
+    blocks = given[first + head :]  # else nobody knew that places in a loop are not negative
+    full, rest = (elements - head) // BLOCK, (elements - head) % BLOCK
     for k in range(full):
         found = block_check(blocks, k * BLOCK_BYTES, BLOCK)
         if found != FINE:
@@ -60,53 +67,81 @@ def followed(integer: np.int8, scale: np.float32, held: np.uint16) -> np.uint16:
 
 
 @inner
-def block_follow(blocks: Int8, at: int, count: int, held: UInt16, out: UInt16, start: int) -> int:
-    """out = held + block, rounded to bf16; return what ``block_check`` finds."""
+def block_follow(
+    blocks: Int8, scale: int, at: int, count: int, held: UInt16, out: UInt16, start: int
+) -> int:
+    """out = held + elements of a block, rounded to bf16; return what ``found_in`` finds."""
     soon_read(blocks, at, count)
     soon_read(held, start, 2 * count)
     soon_written(out, start, 2 * count)
-    scale = np.uint32(scale_at(blocks, at)).view(np.float32)
+    unit = np.uint32(scale_at(blocks, scale)).view(np.float32)
     for i in range(count):
-        out[start + i] = followed(blocks[at + SCALE_BYTES + i], scale, held[start + i])
-    return block_check(blocks, at, count)
+        out[start + i] = followed(blocks[at + i], unit, held[start + i])
+    return found_in(blocks, scale, at, count)
 
 
-@compiled("int64", read("uint8"), read("uint16"), written("uint16"))
-def follow(data: UInt8, held: UInt16, out: UInt16) -> int:
-    """out = held + blocks, rounded to bf16; as ``scale_into``."""
-    blocks, full, rest = data.view(np.int8), out.size // BLOCK, out.size % BLOCK
-    for k in range(full):
-        found = block_follow(blocks, k * BLOCK_BYTES, BLOCK, held, out, k * BLOCK)
+@compiled("int64", read("uint8"), "int64", "int64", "int64", read("uint16"), written("uint16"))
+def follow(data: UInt8, scale: int, first: int, head: int, held: UInt16, out: UInt16) -> int:
+    """out = held + blocks, rounded to bf16; as ``scale_into``.
+
+    At ``first`` begin the last ``head`` elements of a block whose scale is at ``scale``; the other
+    blocks come after them.
+    """
+    given = data.view(np.int8)
+    if head:
+        found = block_follow(given, scale, first, head, held, out, 0)
         if found != FINE:
             return found
-    return block_follow(blocks, full * BLOCK_BYTES, rest, held, out, full * BLOCK) if rest else FINE
+    blocks, before, after = given[first + head :], held[head:], out[head:]
+    full, rest = after.size // BLOCK, after.size % BLOCK
+    for k in range(full):
+        at, start = k * BLOCK_BYTES, k * BLOCK
+        found = block_follow(blocks, at, at + SCALE_BYTES, BLOCK, before, after, start)
+        if found != FINE:
+            return found
+    at, start = full * BLOCK_BYTES, full * BLOCK
+    return block_follow(blocks, at, at + SCALE_BYTES, rest, before, after, start) if rest else FINE
 
 
 @inner
-def block_carry(blocks: Int8, at: int, count: int, held: UInt16, out: Float32, start: int) -> None:
-    """held += block, rounded to bf16; out = held."""
+def block_carry(
+    blocks: Int8, scale: int, at: int, count: int, held: UInt16, out: Float32, start: int
+) -> None:
+    """held += elements of a block, rounded to bf16; out = held."""
     soon_read(blocks, at, count)
     soon_written(held, start, 2 * count)
     soon_written(out, start, 4 * count)
-    scale = np.uint32(scale_at(blocks, at)).view(np.float32)
+    unit = np.uint32(scale_at(blocks, scale)).view(np.float32)
     for i in range(count):
-        bits = followed(blocks[at + SCALE_BYTES + i], scale, held[start + i])
+        bits = followed(blocks[at + i], unit, held[start + i])
         held[start + i] = bits
         out[start + i] = widened(bits)
 
 
-@compiled("void", read("uint8"), written("uint16"), written("float32"), written("int64"))
-def carry(data: UInt8, held: UInt16, out: Float32, done: Count) -> None:
-    """held += blocks, rounded to bf16; out = held; done[0] += 1.
+@compiled(
+    "void",
+    *(read("uint8"), "int64", "int64", "int64", written("uint16"), written("float32")),
+    written("int64"),
+)
+def carry(
+    data: UInt8, scale: int, first: int, head: int, held: UInt16, out: Float32, done: Count
+) -> None:
+    """held += blocks, placed as in ``follow``, rounded to bf16; out = held; done[0] += 1.
 
     ``follow`` where it lies, and into a model, in one pass: half the memory is gone through. No
     signal of Python's comes between the last element and ``done``.
     """
-    blocks, full, rest = data.view(np.int8), out.size // BLOCK, out.size % BLOCK
+    given = data.view(np.int8)
+    if head:
+        block_carry(given, scale, first, head, held, out, 0)
+    blocks, value, into = given[first + head :], held[head:], out[head:]
+    full, rest = into.size // BLOCK, into.size % BLOCK
     for k in range(full):
-        block_carry(blocks, k * BLOCK_BYTES, BLOCK, held, out, k * BLOCK)
+        at = k * BLOCK_BYTES
+        block_carry(blocks, at, at + SCALE_BYTES, BLOCK, value, into, k * BLOCK)
     if rest:
-        block_carry(blocks, full * BLOCK_BYTES, rest, held, out, full * BLOCK)
+        at = full * BLOCK_BYTES
+        block_carry(blocks, at, at + SCALE_BYTES, rest, value, into, full * BLOCK)
     done[0] += 1
 
 

@@ -48,16 +48,22 @@ def scale_at(blocks: Int8, at: int) -> np.uint32:
 
 
 @inner
-def block_check(blocks: Int8, at: int, count: int) -> int:
-    """Look whether an encoder may have written such a block."""
-    scale = np.uint32(scale_at(blocks, at))
-    if scale >= INFINITE and scale & MAGNITUDE <= INFINITE:
+def found_in(blocks: Int8, scale: int, at: int, count: int) -> int:
+    """Whether an encoder may have written elements at ``at`` under the scale at ``scale``."""
+    bits = np.uint32(scale_at(blocks, scale))
+    if bits >= INFINITE and bits & MAGNITUDE <= INFINITE:
         return BAD_SCALE
     least = np.int8(0)
     for i in range(count):
-        value = blocks[at + SCALE_BYTES + i]
+        value = blocks[at + i]
         least = value if value < least else least  # min() of numba's widens to 64 bits
     return BAD_INTEGER if least == -128 else FINE
+
+
+@inner
+def block_check(blocks: Int8, at: int, count: int) -> int:
+    """``found_in`` such a block."""
+    return found_in(blocks, at, at + SCALE_BYTES, count)
 
 
 @inner
@@ -226,15 +232,37 @@ def block_less(
         integers_put(change, 0, count, peak, out, at)
 
 
-@compiled("void", read("uint16"), read("float32"), written("uint8"))
-def encode_less(anchor: UInt16, values: Float32, out: UInt8) -> None:
-    """``encode`` of anchor - values; ``anchor`` is bf16."""
+@compiled("int64", written("float32"), "int64", read("uint16"), read("float32"), written("uint8"))
+def encode_less(before: Float32, filled: int, anchor: UInt16, values: Float32, out: UInt8) -> int:
+    """``encode`` of ``before[:filled]`` and then anchor - values; ``anchor`` is bf16.
+
+    What is over at the end fills no block, and goes to the start of ``before``; return how much.
+    """
+    blocks, done = out.view(np.int8), filled // BLOCK
+    for k in range(done):
+        if not block_write(before, k * BLOCK, BLOCK, blocks, k * BLOCK_BYTES):
+            block_lose(BLOCK, blocks, k * BLOCK_BYTES)
+    over, start = filled % BLOCK, 0
+    if over:
+        start = min(BLOCK - over, values.size)
+        for i in range(over):
+            before[i] = before[done * BLOCK + i]
+        for i in range(start):
+            before[over + i] = widened(anchor[i]) - values[i]
+        if over + start < BLOCK:
+            return over + start
+        if not block_write(before, 0, BLOCK, blocks, done * BLOCK_BYTES):
+            block_lose(BLOCK, blocks, done * BLOCK_BYTES)
+        done += 1
+    # Views, else nobody knew that places in a loop are not negative.
+    less, than, into = anchor[start:], values[start:], blocks[done * BLOCK_BYTES :]
     change = np.empty(BLOCK, np.float32)
-    blocks, full, rest = out.view(np.int8), values.size // BLOCK, values.size % BLOCK
+    full, rest = than.size // BLOCK, than.size % BLOCK
     for k in range(full):
-        block_less(anchor, values, k * BLOCK, BLOCK, change, blocks, k * BLOCK_BYTES)
-    if rest:
-        block_less(anchor, values, full * BLOCK, rest, change, blocks, full * BLOCK_BYTES)
+        block_less(less, than, k * BLOCK, BLOCK, change, into, k * BLOCK_BYTES)
+    for i in range(rest):
+        before[i] = widened(less[full * BLOCK + i]) - than[full * BLOCK + i]
+    return rest
 
 
 @compiled("float64", read("uint8"), written("uint8"), "int64")

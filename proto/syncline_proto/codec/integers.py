@@ -44,9 +44,10 @@ class Int8(Codec):
         # 17 bits of the scale and 7 of the integer are the 24 of an fp32.
         int8_loops.encode(values, out)
 
-    def encode_less(self, anchor: UInt16, values: Float32, out: UInt8) -> bool:
-        int8_loops.encode_less(anchor, values, out)
-        return True
+    def encode_less(
+        self, before: Float32, filled: int, anchor: UInt16, values: Float32, out: UInt8
+    ) -> int:
+        return int8_loops.encode_less(before, filled, anchor, values, out)
 
     def _read(self, data: UInt8, out: Float32) -> None:
         self._scale(data, out, np.float32(1.0))

@@ -79,9 +79,13 @@ class Bf16(Plain):
     def _write(self, values: Float32, out: UInt8) -> None:
         bf16_bits(values, out.view(np.uint16))
 
-    def encode_less(self, anchor: UInt16, values: Float32, out: UInt8) -> bool:
-        loops.bf16_less(anchor, values, out.view(np.uint16))
-        return True
+    def encode_less(
+        self, before: Float32, filled: int, anchor: UInt16, values: Float32, out: UInt8
+    ) -> int:
+        bits = out.view(np.uint16)
+        bf16_bits(before[:filled], bits[:filled])
+        loops.bf16_less(anchor, values, bits[filled:])
+        return 0
 
     def _read(self, data: UInt8, out: Float32) -> None:
         bf16_values(data.view(np.uint16), out)

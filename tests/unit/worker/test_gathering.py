@@ -55,10 +55,37 @@ def test_progress_is_encoded_as_if_all_at_once(
     assert out.tobytes() == bytes(codec.encode(np.concatenate(less)))
 
 
+@given(
+    parts=st.lists(
+        st.tuples(
+            st.integers(0, SMALL + 300),
+            st.sampled_from([torch.float32, torch.bfloat16]),
+            st.sampled_from(["bf16", "fp32", "none"]),
+        ),
+        min_size=2,
+        max_size=6,
+    ),
+    codec=st.sampled_from(CODECS),
+)
+def test_what_goes_straight_and_what_does_not_follow_each_other(
+    parts: list[tuple[int, torch.dtype, str]], codec: Codec
+) -> None:
+    given, told = [], []
+    for size, dtype, kind in parts:
+        values, start = normal(size).to(dtype), normal(size + 1)[:size]
+        anchor = {"bf16": bits(start), "fp32": start.numpy(), "none": None}[kind]
+        given.append(Part(values, anchor))
+        plain = values.float().numpy()
+        told.append(plain if anchor is None else as_fp32(anchor) - plain)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gathering, "WINDOW", SMALL)
+        assert gathered(given, codec).tobytes() == bytes(codec.encode(np.concatenate(told)))
+
+
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
 def test_a_window_ends_where_a_chunk_of_any_codec_may(codec: Codec) -> None:
     for size in (gathering.WINDOW, SMALL):
-        assert size % codec.grain == 0
+        assert size % codec.grain == size % codec.block == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
