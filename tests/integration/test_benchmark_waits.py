@@ -106,6 +106,6 @@ def check_parts(told: dict[str, Any], ranks: int, names: set[str]) -> None:
     assert parts.keys() == names
     # But for the batch: that is less what another loop's takes.
     assert all(share > 0.0 for name, share in parts.items() if name != "batch")
-    assert sum(parts.values()) <= told["hook_share"] * (1 + 1e-9) < 1.0, "of the worst rank"
+    assert sum(parts.values()) <= told["hook_share"] + 1e-9 < 1.0, "of the worst rank"
     assert told["hook_share"] == pytest.approx(sum(parts.values())) or ranks > 1
     assert 0.0 < told["step_ratio"] < math.inf
