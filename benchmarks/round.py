@@ -59,7 +59,7 @@ make embedding, two fragments of blocks, and head. On a slower link more of them
 LIVES = {"loopback": 3, "1gbit": 1, "100mbit": 1}
 REPEATS = {"loopback": 14, "1gbit": 7, "100mbit": 7}
 """In each life. Where the processors are the slowest part, rounds that are alike take 5 % more or
-less, of both, and a life as a whole may: with int8 beside torchft single lives came to 0.55 to 0.62
+less, of both, and a life as a whole may: with int8 beside torchft single lives came to 0.55 to 0.63
 within an hour."""
 ENOUGH = 7
 """Where nobody says how many: of a peer that takes three times as long, or goes no further. The
