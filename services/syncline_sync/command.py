@@ -95,7 +95,8 @@ def run(
         str | None, _shown("BYTES", "Room for pushes in flight, such as 512M. [default: 2G]")
     ] = None,
     fall_back: Annotated[
-        str | None, _shown("RUN", "A damaged run goes on from the revision before the damage.")
+        str | None,
+        _shown("RUN@REVISION", "What is damaged of a run up to there may be given up."),
     ] = None,
     token: Annotated[
         str | None, _shown("TOKEN", "Sent and asked for. Safer in the environment than here.")

@@ -1,9 +1,10 @@
 """Going back on the operator's word: damaged revisions give way to the ones before them.
 
-A run whose files are damaged is served to nobody, and nothing here happens by itself: to go back
-is to lose rounds. Who has been told to, chooses one cut: the fragments that have to go back, and
-all others that still keep the same revision. A head that is damaged names nothing, and then there
-is nothing to go back to. Removes no file, and repairs none.
+A run whose files are damaged is served to nobody, and nothing here happens by itself: to go back is
+to lose rounds. The word names the newest revision that may be given up, so one that is left where
+it was said consents to nothing after it. Who has been told to, chooses one cut: the fragments that
+have to go back, and all others that still keep the same revision. A head that is damaged names
+nothing, and then there is nothing to go back to. Removes no file, and repairs none.
 
 The run's new epoch is written first, then the heads of whole fragments, the damaged ones' last. A
 kill in between leaves a run that is still refused, and the same word finds the same cut again.
@@ -11,7 +12,7 @@ kill in between leaves a run that is still refused, and the same word finds the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from syncline_sync.entries import Entry
 from syncline_sync.files import MEND
 from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.store import RunStore
+from syncline_sync.word import Word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,8 @@ class Kept:
     whole: tuple[Entry, ...]
     """Revisions."""
     damaged: tuple[Path, ...]
+    lost: int
+    """The newest revision of which a file is damaged; -1: none is."""
     is_synchronous: bool
 
     @classmethod
@@ -45,10 +49,12 @@ class Kept:
         if entries is None:
             return None
         whole = [entry for entry in entries if fragment.is_whole(entry)]
+        damaged = [entry for entry in entries if entry not in whole]
         return cls(
             newest=next(e.revision for e in entries if not e.alone),
             whole=tuple(e for e in whole if not e.alone),
-            damaged=tuple(fragment.folder / e.file for e in entries if e not in whole),
+            damaged=tuple(fragment.folder / e.file for e in damaged),
+            lost=max((e.revision for e in damaged), default=-1),
             is_synchronous=any(e.alone for e in entries),
         )
 
@@ -57,8 +63,8 @@ class Kept:
         return [entry.revision for entry in self.whole]
 
 
-def fall_back(store: RunStore) -> str | None:
-    """Let a run go on from what is whole of it.
+def fall_back(store: RunStore, up_to: int) -> str | None:
+    """Let a run go on from what is whole of it, where no revision after ``up_to`` is damaged.
 
     Heavy, and nobody else may have the run open. Every file that counts is read.
 
@@ -67,7 +73,8 @@ def fall_back(store: RunStore) -> str | None:
 
     Raises:
         RunUnknown: there is no such run.
-        StoreDamaged: nothing that is kept of a fragment is whole; nothing was changed.
+        StoreDamaged: nothing that is kept of a fragment is whole, or a later revision is damaged,
+            too; nothing was changed.
         StoreError: the disk refuses; say it again once it does not.
     """
     layout = store.load_layout()
@@ -83,6 +90,7 @@ def fall_back(store: RunStore) -> str | None:
     first = 1 if store.load_settings().warmup_steps else 0
     for found in kept.values():
         _check(found, first)
+    _check_covered(store.run, kept.values(), up_to)
     goals = cut(kept)
     back = [number for number in kept if goals[number] < kept[number].newest]
     epoch = store.load_epoch()
@@ -124,6 +132,20 @@ def _check(found: Kept, first: int) -> None:
         raise StoreDamaged(
             f"{found.damaged[0]} is damaged, and no revision is kept that the run could fall back "
             f"to. {MEND}"
+        )
+
+
+def _check_covered(run: str, kept: Iterable[Kept], up_to: int) -> None:
+    """Refuse what the word does not say.
+
+    Raises:
+        StoreDamaged: a revision after ``up_to`` is damaged.
+    """
+    latest = max(kept, key=lambda found: found.lost)
+    if latest.lost > up_to:
+        raise StoreDamaged(
+            f"{latest.damaged[0]} is damaged, and --fall-back {Word(run, up_to)} gives up nothing "
+            f"after revision {up_to}. {MEND} Or start it with --fall-back {Word(run, latest.lost)}."
         )
 
 

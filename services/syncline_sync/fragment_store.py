@@ -40,6 +40,7 @@ from syncline_sync.files import (
 )
 from syncline_sync.saved import reports_from_json, saved_from_json, saved_to_json
 from syncline_sync.sources import Filed
+from syncline_sync.word import Word
 
 log = structlog.get_logger()
 
@@ -184,7 +185,7 @@ class FragmentStore:
             try:
                 one, found, beside = self._read(entry, with_arrays=not newer)
             except StoreDamaged as error:
-                raise StoreDamaged(f"{error.message}{self._way_out(entries)}") from error
+                raise StoreDamaged(f"{error.message}{self._way_out(entry, entries)}") from error
             saved[entry.alone] = (one, *newer)
             arrays |= found
             reports = reports or beside  # an offer has none
@@ -240,13 +241,13 @@ class FragmentStore:
             return False
         return True
 
-    def _way_out(self, entries: list[Entry]) -> str:
+    def _way_out(self, damaged: Entry, entries: list[Entry]) -> str:
         """What an operator may say where one of several revisions is damaged."""
         if sum(not e.alone for e in entries) < KEPT:
             return ""
         return (
-            f" Or start it with --fall-back {self.place.run}: the run then goes on from what is "
-            "whole, which may be the revision before."
+            f" Or start it with --fall-back {Word(self.place.run, damaged.revision)}: the run then "
+            "goes on from what is whole, which may be the revision before."
         )
 
     def _commit(

@@ -24,6 +24,7 @@ from syncline_sync.run import RunHost
 from syncline_sync.runner import MembershipStamp
 from syncline_sync.shared import Shared
 from syncline_sync.store import RunStore
+from syncline_sync.word import Word
 
 log = structlog.get_logger()
 
@@ -44,22 +45,22 @@ class Host:
         self._preparing: dict[str, asyncio.Task[Exception | None]] = {}
         """Runs for which the word cannot count yet."""
 
-    async def fall_back(self, name: str) -> None:
+    async def fall_back(self, word: Word) -> None:
         """Let a damaged run go on from what is whole, on the operator's word; before any is served.
 
         Raises:
             RunUnknown: the store has no such run.
             StoreError: the disk refuses.
         """
+        name, store = word.run, RunStore(self._shared.root, word.run)
         try:
-            done = await self._shared.at_disk(fall_back, RunStore(self._shared.root, name))
+            done = await self._shared.at_disk(fall_back, store, word.up_to)
         except StoreDamaged as error:
             self._residence.give_up(name, error.message)
             return
         if done is None:
             log.warning(
-                "nothing of the run is damaged: it stays where it is; take --fall-back away, or it "
-                "counts for the next damage, too",
+                "nothing of the run is damaged: it stays where it is, and --fall-back may go",
                 run=name,
             )
             return

@@ -42,6 +42,7 @@ from syncline_sync.settings import SyncSettings
 from syncline_sync.shared import Shared
 from syncline_sync.slabs import KEPT_BYTES, Slabs
 from syncline_sync.supervisor import outlived
+from syncline_sync.word import Word
 
 log = structlog.get_logger()
 
@@ -175,7 +176,7 @@ async def _work(
         RunUnknown: there is no run that could fall back.
     """
     if settings.fall_back:
-        await host.fall_back(settings.fall_back)
+        await host.fall_back(Word.of(settings.fall_back))
     try:
         await link.adopt_snapshot()
         await host.caught_up()  # who comes in finds all that was served before

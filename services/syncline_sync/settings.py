@@ -17,6 +17,7 @@ from syncline_proto.layout import shown
 from syncline_proto.names import MAYBE_NAME_PATTERN
 from syncline_proto.owners import SHARDS_MAX, Seat, ordinal
 from syncline_proto.settings import is_loopback
+from syncline_sync.word import Word
 
 OF_HOST = "host"
 """Instead of an index: the number at the end of the host's name, as in a StatefulSet."""
@@ -63,8 +64,9 @@ class SyncSettings(BaseSettings):
     a unit, too: 512M, 2G, 2GiB."""
     threads: int = Field(default=0, ge=0, le=256)
     """Pool threads for arithmetic; 0: one per core, at least 4."""
-    fall_back: str = Field(default="", pattern=MAYBE_NAME_PATTERN)
-    """A run whose damaged files give way to the revisions before them, as this process starts."""
+    fall_back: str = ""
+    """RUN@REVISION: a run whose damaged files give way to the revisions before them, as this
+    process starts, where none of a later revision is damaged."""
     log_json: bool = False
 
     @property
@@ -84,6 +86,11 @@ class SyncSettings(BaseSettings):
         if (number := ordinal(host)) is None:
             raise ValueError(f"the host's name, {shown(repr(host))}, does not end in -NUMBER")
         return number
+
+    @field_validator("fall_back")
+    @classmethod
+    def _is_a_word(cls, said: str) -> str:
+        return str(Word.of(said)) if said else ""
 
     @field_validator("data", mode="before")
     @classmethod

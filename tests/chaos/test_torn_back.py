@@ -136,7 +136,7 @@ def test_a_power_cut_on_the_way_back_leaves_a_run_that_is_refused_or_is_back(
     before = heads(live)
     with monkeypatch.context() as here:
         disk = Disk(live).watched(here)
-        disk.step(lambda: fall_back(RunStore(live, RUN)))
+        disk.step(lambda: fall_back(RunStore(live, RUN), 2))
     after = found(live)
     assert after.of_run[2] == 2 and [one[0].revision for one in after.fragments] == [1, 1]
     reached: set[bool] = set()
@@ -147,7 +147,7 @@ def test_a_power_cut_on_the_way_back_leaves_a_run_that_is_refused_or_is_back(
             state = found(root)
         except StoreDamaged as damage:
             assert not moment.returned and newest.name in damage.message
-            assert fall_back(RunStore(root, RUN)) is not None
+            assert fall_back(RunStore(root, RUN), 2) is not None
             reached.add(False)
             state = found(root)
             assert state.fragments == after.fragments and state.of_run[2] >= 2

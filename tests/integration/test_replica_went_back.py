@@ -74,7 +74,7 @@ def fallen_back(cluster: Cluster, store: Path, copies: Path) -> None:
     """Revision 2 of one fragment is damaged, and the operator gives the word: all go back."""
     path = folder_of(store, 1) / "r00000002.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    cluster.sync.extend("--fall-back", RUN)
+    cluster.sync.extend("--fall-back", f"{RUN}@2")
     cluster.sync.start()
 
 

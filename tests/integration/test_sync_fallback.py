@@ -19,6 +19,7 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.fallback import fall_back
 from syncline_sync.recalled import Recalled
 from syncline_sync.store import RunStore
+from syncline_sync.word import Word
 from syncline_testing.service import RUN, Service, code_of, flat_layout, service
 
 SIZE = 10
@@ -86,9 +87,9 @@ def test_the_run_is_refused_until_the_word_is_given_and_then_goes_on(tmp_path: P
                 await s.status()
             assert code_of(refused.value) == "STORE_DAMAGED"
             said = str(refused.value.details())
-            assert str(path) in said and f"--fall-back {RUN}" in said
+            assert str(path) in said and f"--fall-back {RUN}@2:" in said
         async with service(tmp_path, ALONE) as s:
-            await s.host.fall_back(RUN)
+            await s.host.fall_back(Word(RUN, 2))
             (event,) = events(s)
             assert event.kind == "run.fell_back"
             assert "f0 from revision 2 to 1, f1 from revision 2 to 1" in event.message
@@ -110,7 +111,7 @@ def test_the_run_is_refused_until_the_word_is_given_and_then_goes_on(tmp_path: P
             assert (header.epoch, header.committed_tokens) == (2, 2), "the lost round's is not in"
             assert np.array_equal(values, vector(-2.0))
         async with service(tmp_path, ALONE) as s:
-            await s.host.fall_back(RUN)  # the option was left where it is
+            await s.host.fall_back(Word(RUN, 2))  # the option was left where it is
             assert (await s.status()).epoch == 2
             assert not events(s)
 
@@ -124,7 +125,7 @@ def test_where_no_kept_revision_is_whole_nothing_changes(tmp_path: Path) -> None
         path = damage(tmp_path, 0, 2)
         files = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
         async with service(tmp_path, ALONE) as s:
-            await s.host.fall_back(RUN)
+            await s.host.fall_back(Word(RUN, 2))
             with pytest.raises(grpc.aio.AioRpcError, match="no revision is kept") as refused:
                 await s.status()
             assert str(path) in str(refused.value.details())
@@ -134,10 +135,42 @@ def test_where_no_kept_revision_is_whole_nothing_changes(tmp_path: Path) -> None
     asyncio.run(scenario())
 
 
+def test_a_word_that_was_left_consents_to_no_later_damage(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        await trained(tmp_path, 3, 2)
+        damage(tmp_path, 1, 2)
+        path = damage(tmp_path, 0, 3)
+        files = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+        async with service(tmp_path, ALONE) as s:
+            await s.host.fall_back(Word(RUN, 2))
+            with pytest.raises(grpc.aio.AioRpcError, match=str(path)) as refused:
+                await s.status()
+            assert str(refused.value.details()).endswith(f"Or start it with --fall-back {RUN}@3.")
+            assert [e.kind for e in events(s)] == ["run.damaged"]
+        assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == files
+        async with service(tmp_path, ALONE) as s:
+            await s.host.fall_back(Word(RUN, 3))
+            assert [e.kind for e in events(s)] == ["run.fell_back"]
+            assert stands(tmp_path) == (2, [2, 1])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("said", ["run", "run@", "@7", "run@-1", "run@7@", "Run@7", "run@７"])
+def test_what_names_no_run_and_revision_is_no_word(said: str) -> None:
+    with pytest.raises(ValueError, match="it is RUN@REVISION"):
+        Word.of(said)
+
+
+def test_a_word_says_what_was_said() -> None:
+    assert Word.of("my.run-1@12") == ("my.run-1", 12)
+    assert str(Word.of("my.run-1@12")) == "my.run-1@12"
+
+
 def test_an_older_revision_that_is_damaged_takes_no_newer_one_along(tmp_path: Path) -> None:
     asyncio.run(trained(tmp_path, 2, 2))
     damage(tmp_path, 1, 1)
-    said = fall_back(RunStore(tmp_path, RUN))
+    said = fall_back(RunStore(tmp_path, RUN), 2)
     assert said is not None and "Nothing but an older revision is lost" in said
     assert stands(tmp_path) == (1, [2, 2])
 
@@ -147,9 +180,9 @@ def test_a_head_that_is_damaged_and_a_run_that_is_not_there_are_refused(tmp_path
     head = tmp_path / "runs" / RUN / "00000" / "head.json"
     head.write_bytes(head.read_bytes()[:-3])
     with pytest.raises(StoreDamaged, match=r"head\.json"):
-        fall_back(RunStore(tmp_path, RUN))
+        fall_back(RunStore(tmp_path, RUN), 2)
     with pytest.raises(RunUnknown, match="There is no run other"):
-        fall_back(RunStore(tmp_path, "other"))
+        fall_back(RunStore(tmp_path, "other"), 2)
 
 
 def test_killed_on_the_way_back_the_run_is_refused_and_the_same_word_ends_it(
@@ -173,13 +206,13 @@ def test_killed_on_the_way_back_the_run_is_refused_and_the_same_word_ends_it(
             patch.setattr(os, "replace", replace)
             if kept < writes:
                 with pytest.raises(StoreError):
-                    fall_back(RunStore(root, RUN))
+                    fall_back(RunStore(root, RUN), 2)
             else:
-                fall_back(RunStore(root, RUN))
+                fall_back(RunStore(root, RUN), 2)
         if kept < writes:
             with pytest.raises(StoreDamaged):
                 stands(root)
-            assert fall_back(RunStore(root, RUN)) is not None
+            assert fall_back(RunStore(root, RUN), 2) is not None
         epoch, revisions = stands(root)
         assert epoch >= 2
         assert revisions == [1, 1]

@@ -61,7 +61,9 @@ def test_a_wrong_setting_is_named(tmp_path: Path, flags: tuple[str, str]) -> Non
         (("--port", "many"), "--port must be a valid integer, not 'many'."),
         (("--shards", "two"), "--shards must be a valid integer, not 'two'."),
         (("--name", "No Name"), f"--name must be {NAME_WORDS}, not 'No Name'."),
-        (("--fall-back", "No Run"), f"--fall-back must be {NAME_WORDS}, not 'No Run'."),
+        (("--fall-back", "run-a"), "--fall-back: it is RUN@REVISION, such as my-run@7, as the"),
+        (("--fall-back", "No Run@7"), "--fall-back: it is RUN@REVISION, such as my-run@7, as the"),
+        (("--fall-back", "run-a@-1"), "--fall-back: it is RUN@REVISION, such as my-run@7, as the"),
         (("--data", ""), "--data: it is empty; name a folder."),
     ],
 )

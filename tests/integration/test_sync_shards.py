@@ -13,11 +13,10 @@ import pytest
 
 from syncline_proto.owners import Seat
 from syncline_proto.reports import EventIn, RoundReport
-from syncline_proto.rest import (
-    PhaseVote,
-)
+from syncline_proto.rest import PhaseVote
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.word import Word
 from syncline_testing.keeping import begin, copied, fetch, manifest_of, seal
 from syncline_testing.service import RUN, Service, code_of, flat_layout, service
 from syncline_testing.slow_disk import SlowDisk
@@ -254,7 +253,7 @@ def test_each_falls_back_by_itself(tmp_path: Path) -> None:
         found: list[tuple[int, list[int], list[str]]] = []
         for index in OWNED:
             async with service(tmp_path / str(index), PLAIN, seat=Seat(index, 2)) as s:
-                await s.host.fall_back(RUN)
+                await s.host.fall_back(Word(RUN, 2))
                 await s.members({"a": 1})
                 status = await s.status()
                 revisions = [state.revision for state in status.fragments]
@@ -276,14 +275,14 @@ def test_a_damaged_offer_is_refused_and_nothing_falls_back_over_it(tmp_path: Pat
                 await end_phase(of, fragment)
         damage(tmp_path / "0", "00002/o*")
         async with service(tmp_path / "0", PHASE, seat=Seat(0, 2)) as s:
-            await s.host.fall_back(RUN)
+            await s.host.fall_back(Word(RUN, 2))
             with pytest.raises(
                 grpc.aio.AioRpcError, match="as another run, and stop this one"
             ) as error:
                 await s.status()
             assert code_of(error.value) == "STORE_DAMAGED"
         async with service(tmp_path / "1", PHASE, seat=Seat(1, 2)) as s:
-            await s.host.fall_back(RUN)
+            await s.host.fall_back(Word(RUN, 2))
             await s.members({"a": 1}, phase=(0, True))
             _, values = await s.pull(fragment=1, revision=1)
             np.testing.assert_array_equal(values, VALUES + 1)

@@ -94,7 +94,7 @@ def test_a_service_that_dies_is_started_again_and_a_signal_ends_all(tmp_path: Pa
     """Told to fall back, each looks once: whom it starts again has not been told."""
     data = tmp_path / "data"
     asyncio.run(opened(data))
-    with command(data, "--shards", "2", "--fall-back", RUN) as (process, log):
+    with command(data, "--shards", "2", "--fall-back", f"{RUN}@1") as (process, log):
         wait_until(lambda: listening(log) == 2, 60, "both listen")
         first, second = started(log)
         os.kill(second, signal.SIGKILL)
