@@ -17,7 +17,6 @@ import grpc
 from syncline_proto.errors import (
     EpochChanged,
     InvalidRequest,
-    LeaseLost,
     RunUnknown,
     SynclineError,
     bare,
@@ -32,6 +31,7 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 from syncline_sync.budget import Budget
 from syncline_sync.core.record import Judgement
+from syncline_sync.core.refusals import check_alive
 from syncline_sync.durability import StoreRefuses
 from syncline_sync.host import Host
 from syncline_sync.places import Places
@@ -173,7 +173,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         run = await self._residence.run(_name("run", request.run))
         runner = self._runner(run, request.fragment)
         if request.replica:
-            _still_alive(run, _name("replica", request.replica), request.incarnation)
+            check_alive(run.members, _name("replica", request.replica), request.incarnation)
         if request.epoch and request.epoch != run.epoch:
             raise EpochChanged(
                 f"Run {run.name} is in epoch {run.epoch}, not {request.epoch}: open it again."
@@ -286,15 +286,6 @@ async def _answer_late(
     if fenced is not None or late is None:
         return fenced
     return late if staging.answer(header, late) else None
-
-
-def _still_alive(run: RunHost, replica: str, incarnation: int) -> None:
-    """Tell a life that a newer one has taken over from; it need not know of that yet."""
-    holder = run.members.get(replica, 0)
-    if holder > incarnation:
-        raise LeaseLost(
-            f"{replica} lives on as incarnation {holder}; incarnation {incarnation} must stop."
-        )
 
 
 def _response(judgement: Judgement, runner: Runner) -> pb.PushResponse:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from syncline_proto.errors import InvalidRequest
+from syncline_proto.errors import InvalidRequest, LeaseLost
 from syncline_proto.stretches import MADE_MAX, added
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.detector import is_finite, unfit
@@ -41,6 +41,19 @@ def fenced(
         result=revision,
         reason=f"{replica} {why}; incarnation {incarnation} must stop or register anew.",
     )
+
+
+def check_alive(members: Mapping[str, int], replica: str, incarnation: int) -> None:
+    """See that a life that only reads has not been taken over from; it may not be a member yet.
+
+    Raises:
+        LeaseLost: a newer one holds the lease.
+    """
+    holder = members.get(replica, 0)
+    if holder > incarnation:
+        raise LeaseLost(
+            f"{replica} lives on as incarnation {holder}; incarnation {incarnation} must stop."
+        )
 
 
 def duplicate(verdict: pb.Verdict.ValueType, result: int, non_finite: bool) -> Judgement:
