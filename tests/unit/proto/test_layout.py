@@ -6,6 +6,8 @@ import dataclasses
 import hashlib
 import itertools
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.layout import (
+    DTYPES,
     Box,
     FragmentSpec,
     Layout,
@@ -303,3 +306,15 @@ def test_a_difference_repeats_no_long_names() -> None:
     for theirs in (changed(ours, 0, name="c" * 1000), changed(ours, 0, aliases=("d" * 1000,))):
         told = difference(ours, theirs)
         assert told is not None and len(told) < 300
+
+
+def test_the_page_of_the_protocol_tells_a_fingerprint_truly() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
+    found = re.search(r"in one line\)\n\n(.+?)\n\nhas the fingerprint `([0-9a-f]{64})`", page, re.S)
+    assert found is not None
+    text = "".join(line.strip() for line in found[1].splitlines())
+    layout = layout_from_json(text)
+    assert layout_to_json(layout) == text
+    assert layout.fingerprint() == found[2] == hashlib.sha256(text.encode("ascii")).hexdigest()
+    dtypes = re.search(r"A `dtype` is (.+?)\.", page)
+    assert dtypes is not None and set(re.findall(r"`(\w+)`", dtypes[1])) == set(DTYPES)
