@@ -96,7 +96,7 @@ def run(
     ] = None,
     fall_back: Annotated[
         str | None,
-        _shown("RUN@REVISION", "What is damaged of a run up to there may be given up."),
+        _shown("RUN@N", "What is damaged of a run up to revision N may be given up."),
     ] = None,
     token: Annotated[
         str | None, _shown("TOKEN", "Sent and asked for. Safer in the environment than here.")
