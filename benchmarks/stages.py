@@ -15,8 +15,8 @@ each by stage, medians; `gb_per_s` is the parameters in fp32 over the seconds.
               fold         a further push
               fold_both    the first two at once, in place of these
               outer        the outer step, with the next difference where down is int8
-              pair         in place of fold_both and outer, where two in int8 are all of a round:
-                           their sum is never in memory
+              few          in place of fold_both and outer, where two in int8 or bf16 are all of a
+                           round: their sum is never in memory
               commit       the revision's file, synced, and its head
               publish      what is sent of it (nothing, where it follows by difference)
               send         its chunks as messages, with their checksums
@@ -66,7 +66,7 @@ from syncline_proto.parts import Chunk, read_chunk, write_chunk
 from syncline_proto.settings import CodecName, DownCodecName
 from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.core import merge, pair
+from syncline_sync.core import few, merge
 from syncline_sync.core.record import Saved
 from syncline_sync.entries import Place
 from syncline_sync.fragment_store import FragmentStore
@@ -123,8 +123,8 @@ class Stages:
         both = [merge.Weighed(mine, 1.0, 1.0, self.norm)] * 2
         self._timed("fold_both", lambda: merge.begin(self.sum, both))
         difference = self._timed("outer", self._step)
-        if (two := pair.pair_of(both)) is not None:
-            self._timed("pair", lambda: self._step_both(two))
+        if (two := few.few_of(both)) is not None:
+            self._timed("few", lambda: self._step_few(two))
         shard.free()
         self.parameters, self.sum = self.sum, self.parameters
         self._timed("commit", self._commit)
@@ -149,13 +149,13 @@ class Stages:
             return None
         return merge.step_and_advance(*arrays, 2.0, OuterSettings(), self.published)[1]
 
-    def _step_both(self, two: pair.Pair) -> None:
+    def _step_few(self, two: few.Few) -> None:
         """In arrays of its own: the round goes on from what ``outer`` has left."""
         momentum, parameters, published = self.beside
         if self.by_difference:
-            pair.step_and_advance(two, parameters, momentum, 2.0, OuterSettings(), published)
+            few.step_and_advance(two, parameters, momentum, 2.0, OuterSettings(), published)
         else:
-            pair.outer_step(two, self.parameters, momentum, parameters, 2.0, OuterSettings())
+            few.outer_step(two, self.parameters, momentum, parameters, 2.0, OuterSettings())
 
     def _commit(self) -> None:
         sent = self.published if self.by_difference else None

@@ -12,10 +12,12 @@ bare one: whence so many repeats, in several lives of both. The last line is one
 
 `push_ratio` and `pull_ratio` are the service's bytes per second over the bare server's, the smaller
 of both codecs; under each codec they stand with the speeds they come from (bytes/s). Two replicas
-push side by side, fragment by fragment, and the service folds the two pushes of one while the next
-come in, but for the last ones. Rounds are closed by a third, whose pushes are not in the figures,
-nor is the outer step, nor the writing of what was published. The store is in memory (/dev/shm), so
-that no disk is measured, and `durability` says what the run was set to.
+push side by side, fragment by fragment. Rounds are closed by a third, whose pushes are not in these
+figures, nor is the outer step, nor the writing of what was published. So few pushes in bf16 are
+added up by the outer step, as it goes through them; in fp32 two are folded while the next come in,
+but for the last ones. `merged` has all of that: the bytes of the three replicas' pushes over the
+seconds from the first chunk until every fragment is published. The store is in memory (/dev/shm),
+so that no disk is measured, and `durability` says what the run was set to.
 
     python benchmarks/wire.py [--lives 5] [--repeats 8] [--fragments 8] [--elements 8388608]
                               [--streams 4]
@@ -171,8 +173,8 @@ def rounds(
 
     def beside(work: Callable[[Client, int], Any]) -> list[Any]:
         """All fragments in order, of each the pushes of all that are measured."""
-        clients, numbers = measured * given.fragments, [f for f in fragments for _ in measured]
-        return list(pool.map(work, clients, numbers))
+        numbers = [f for f in fragments for _ in measured]
+        return list(pool.map(work, measured * given.fragments, numbers))
 
     bare_push, bare_pull = bare.stream_unary("/Bare/Push"), bare.unary_stream("/Bare/Pull")
     messages = messages_of(given.elements, codec)
@@ -190,10 +192,11 @@ def rounds(
 
         with timed("bare_push", size * len(measured)):
             beside(lambda _, f: bare_push(iter(messages)))
-        with timed("push", size * len(measured)):
-            beside(lambda one, f, base=base: one.push(f, messages, codec, base))
-        each(lambda f, base=base: other.push(f, messages, codec, base))
-        each(lambda f, base=base: client.wait(f, base + 1))
+        with timed("merged", size * len(clients)):
+            with timed("push", size * len(measured)):
+                beside(lambda one, f, base=base: one.push(f, messages, codec, base))
+            each(lambda f, base=base: other.push(f, messages, codec, base))
+            each(lambda f, base=base: client.wait(f, base + 1))
         written(base + 1)
         sizes = " ".join(map(str, client.pull(0, base + 1))).encode()
         with timed("bare_pull", size):
@@ -216,6 +219,7 @@ def summary(speeds: Speeds) -> dict[str, float]:
         found[f"{name}_ratio"] = statistics.median(ours / bare for ours, bare in pairs)
         found[name] = statistics.median(speeds[name])
         found[f"bare_{name}"] = statistics.median(speeds[f"bare_{name}"])
+    found["merged"] = statistics.median(speeds["merged"])
     return found
 
 

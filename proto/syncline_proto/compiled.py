@@ -67,13 +67,21 @@ _KEPT_IN_ALL_CACHES = 3
 """LLVM's number for where what is fetched is to stay."""
 
 
-def compiled(result: str, *arguments: str, is_sum: bool = False) -> Callable[[F], F]:
+def compiled(
+    result: str, *arguments: str, is_sum: bool = False, owns_nothing: bool = False
+) -> Callable[[F], F]:
     """A function of numbers and flat arrays, compiled for these types when it is first called.
 
     ``result`` and ``arguments`` are numba's names of types. ``is_sum``: additions may be done in
-    another order than they are written in, so that several go at once. From any thread.
+    another order than they are written in, so that several go at once. ``owns_nothing``: it makes
+    no arrays. Then numba counts nobody's references to those it is given, as it does otherwise for
+    each that comes to an inner function within a branch: a tenth of a loop that has many. From any
+    thread.
     """
     signature = f"{result}({', '.join(arguments)})"
+    options: dict[str, Any] = {"fastmath": {"reassoc", "nsz"} if is_sum else False}
+    if owns_nothing:
+        options["_nrt"] = False
 
     def wrapped(function: F) -> F:
         made: Callable[..., Any] | None = None
@@ -81,7 +89,7 @@ def compiled(result: str, *arguments: str, is_sum: bool = False) -> Callable[[F]
         def loop() -> Callable[..., Any]:
             nonlocal made
             # Two threads may come to it at once: then both compile, one after the other, the same.
-            made = made or _made(function, signature, is_sum=is_sum)
+            made = made or _made(function, signature, options)
             return made
 
         @wraps(function)
@@ -100,15 +108,16 @@ def compile_all() -> None:
         loop()
 
 
-def _made(function: Callable[..., Any], signature: str, *, is_sum: bool) -> Callable[..., Any]:
+def _made(
+    function: Callable[..., Any], signature: str, options: dict[str, Any]
+) -> Callable[..., Any]:
     import numba  # most of what imports a codec never calls one
 
     loop = _with_inner(function)
-    fast = {"reassoc", "nsz"} if is_sum else False
     try:
-        return numba.njit(signature, nogil=True, cache=True, fastmath=fast)(loop)
+        return numba.njit(signature, nogil=True, cache=True, **options)(loop)
     except RuntimeError:  # there is no place for a cache
-        return numba.njit(signature, nogil=True, fastmath=fast)(loop)
+        return numba.njit(signature, nogil=True, **options)(loop)
 
 
 def _with_inner(function: Callable[..., Any]) -> FunctionType:

@@ -3,8 +3,8 @@
 The third array has two lives. Between rounds it holds the parameters as they are sent, so that a
 pull only copies; once a round's first pushes are folded it is the accumulator, and pulls encode
 what they are asked for. The outer step leaves the new parameters in it and the old ones become the
-third, so memory is three times the parameters whatever the number of replicas. The first two pushes
-wait for each other as they came, and are folded in one pass; or stepped unfolded (``core.pair``).
+third, so memory is three times the parameters whatever the number of replicas. The first pushes
+wait for each other as they came: a few that are all of a round are stepped unfolded (``core.few``).
 
 With differences as downlink what is published follows from what was published before, so it has an
 array of its own, of bf16, and the newest difference is kept: 3.75 times the parameters, and at most
@@ -34,7 +34,7 @@ import numpy as np
 from syncline_proto.codec import Float32, UInt16, advance, publish
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.behind import Behind
-from syncline_sync.core import direction, merge, pair
+from syncline_sync.core import direction, few, merge
 from syncline_sync.core.radial import Radii
 from syncline_sync.core.record import Closing, Kind, Saved
 from syncline_sync.core.squares import Squares
@@ -59,9 +59,8 @@ ToAdvance: TypeAlias = tuple[UInt16 | None, memoryview | None]
 Reports = Callable[[merge.Outcome | None], Sequence[str]]
 """What a round's commit keeps for the control plane, once its outcome is known."""
 
-
 PAIR = 2
-"""Pushes that are folded, or stepped, at once; at most."""
+"""Pushes that are folded at once, where they cannot be stepped as they came."""
 
 
 class Holding:
@@ -82,7 +81,6 @@ class Holding:
         """``edges`` say where each tensor begins in the flat vector, and where the last one ends.
 
         ``pool`` is for arithmetic, ``disk`` for what is written; what may, waits for ``lull``.
-
         ``commit_seconds`` measures what is done in its block; ``fail`` is told what went wrong
         when something was written behind.
         """
@@ -99,6 +97,8 @@ class Holding:
         self._accumulator: Float32 | None = stored.offer[1] if stored.offer else None
         self._first: list[tuple[merge.Weighed, Callable[[], None]]] = []
         """The round's first pushes, which are not in the accumulator yet; there is none then."""
+        self._few: few.Few | None = None
+        """These, if they may be stepped as they came."""
         self._squares: Squares | None = None
         """The accumulator's, as a round was begun; None where it has changed since."""
         self._radii: Radii | None = None
@@ -124,9 +124,9 @@ class Holding:
         return bool(self._first)
 
     @property
-    def is_paired(self) -> bool:
-        """Whether as many wait for ``fold_first`` as are folded at once."""
-        return len(self._first) == PAIR
+    def is_full(self) -> bool:
+        """Whether as many wait as may: they are folded, unless the round closes with them."""
+        return len(self._first) == few.FEW_MAX or (len(self._first) >= PAIR and self._few is None)
 
     async def fold(
         self, push: merge.Weighed, release: Callable[[], None], *, is_radial: bool = False
@@ -138,8 +138,9 @@ class Holding:
 
         ``is_radial``, the same for all of a round: or its directions (``core.radial``).
         """
-        if self._accumulator is None and not is_radial and len(self._first) < PAIR:
+        if self._accumulator is None and not is_radial and not self.is_full:
             self._first.append((push, release))
+            self._few = few.few_of([push for push, _ in self._first])
             return
         await self.fold_first()
         is_first = self._accumulator is None
@@ -190,8 +191,8 @@ class Holding:
         Raises:
             StoreError: the disk refuses this round, or the one before; nothing is published.
         """
-        both = self._pair(closing)
-        if both is None:
+        pushes = self._unfolded(closing)
+        if pushes is None:
             await self.fold_first()
         elif self._sent is None or not closing.saved.is_by_difference:  # else it is in place
             await self._opened()  # now: ``_to_advance`` has who reads from there go on to a file
@@ -200,8 +201,8 @@ class Holding:
             await self._finish_gradient(closing, reports)
             return
         to_advance = await self._to_advance(closing)
-        outcome, told = await self._step(closing, both, to_advance)
-        del both  # its pushes are not to stay while this is written
+        outcome, told = await self._step(closing, pushes, to_advance)
+        del pushes  # its pushes are not to stay while this is written
         difference = None if told is None else Difference(told)
         if closing.saved.is_by_difference and to_advance[0] is None:
             await self._publish_anew()
@@ -251,7 +252,7 @@ class Holding:
         self.revisions.put(value.saved.revision, value)
 
     def _forget_first(self) -> None:
-        first, self._first = self._first, []
+        first, self._first, self._few = self._first, [], None
         for _, release in first:
             release()
 
@@ -265,15 +266,12 @@ class Holding:
             self._accumulator = new_parameters(self._numel) if spare is None else spare
         return self._accumulator
 
-    def _pair(self, closing: Closing) -> pair.Pair | None:
-        """The pushes that wait, if they are all of a round and need no sum.
-
-        They hold room: where the step is to wait for what is done behind, they are folded.
-        """
-        of_sum = closing.kind is not Kind.PSEUDO_GRADIENT or closing.direction_scale is not None
-        if of_sum or not self._behind.is_done:
+    def _unfolded(self, closing: Closing) -> few.Few | None:
+        """The pushes that wait, if the step needs no sum, and waits for nothing: they hold room."""
+        found, of_sum = self._few, closing.direction_scale is not None or not self._behind.is_done
+        if found is None or of_sum or closing.kind is not Kind.PSEUDO_GRADIENT:
             return None
-        return pair.pair_of([push for push, _ in self._first])
+        return found if found.is_short(closing.total_weight, closing.outer) else None
 
     async def _to_advance(self, closing: Closing) -> ToAdvance:
         """What was offered, and the first value of all, is published whole: nothing is lost."""
@@ -288,7 +286,7 @@ class Holding:
         return (None, None) if closing.kind is Kind.PARAMETERS else (self._sent, unread)
 
     async def _step(
-        self, closing: Closing, both: pair.Pair | None, to_advance: ToAdvance
+        self, closing: Closing, pushes: few.Few | None, to_advance: ToAdvance
     ) -> tuple[merge.Outcome | None, memoryview | None]:
         """Change parameters and momentum as the round says, and take what is published to them.
 
@@ -297,8 +295,8 @@ class Holding:
         """
         accumulator, self._accumulator = self._accumulator, None
         (sent, unread), told = to_advance, None
-        if both is not None:
-            return await self._step_both(both, accumulator, closing, to_advance)
+        if pushes is not None:
+            return await self._step_few(pushes, accumulator, closing, to_advance)
         if accumulator is None:
             if sent is not None:
                 told = await self._compute(advance, sent, self._parameters, unread)
@@ -321,20 +319,21 @@ class Holding:
         self._keep(outcome, accumulator)
         return replace(outcome, cosine=cosine), told
 
-    async def _step_both(
-        self, both: pair.Pair, out: Float32 | None, closing: Closing, to_advance: ToAdvance
+    async def _step_few(
+        self, pushes: few.Few, out: Float32 | None, closing: Closing, to_advance: ToAdvance
     ) -> tuple[merge.Outcome, memoryview | None]:
-        """``_step`` of a round that is a pair: in place, or into ``out``."""
+        """``_step`` of a round of a few: in place, or into ``out``."""
         (sent, unread), told = to_advance, None
         arrays = self._parameters, self._momentum
         weight, outer, carry = closing.total_weight, closing.outer, closing.carry
         if sent is None:
             assert out is not None, "it was opened"
-            outcome = await self._compute(pair.outer_step, both, *arrays, out, weight, outer, carry)
+            given = *arrays, out, weight, outer, carry
+            outcome = await self._compute(few.outer_step, pushes, *given)
             self._keep(outcome, out)
         else:
             outcome, told = await self._compute(
-                pair.step_and_advance, both, *arrays, weight, outer, sent, unread, carry
+                few.step_and_advance, pushes, *arrays, weight, outer, sent, unread, carry
             )
         self._forget_first()
         return outcome, told

@@ -122,7 +122,7 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
         metrics=metrics,
         report=reports.put,
         fail=end.come,
-        slabs=Slabs(min(KEPT_BYTES, settings.staging_bytes)),
+        slabs=Slabs(min(KEPT_BYTES, budget.limit), lambda: budget.limit - budget.used),
         seat=settings.seat,
         vote=lambda: link.hurry() if link else None,
         settled=lambda: reports.settled,

@@ -4,9 +4,9 @@ An actor on the event loop, so nothing here needs a lock: a single task takes pu
 membership one after another. What needs no values is answered beside it, between two of its steps:
 that a push is known, or fenced, or late. Heavy arithmetic runs in the pool, and what is written in
 the threads of the disk, while the task waits; the order is always
-judge -> fold -> answer -> (due?) close -> outer step -> store -> publish. But a round's first two
-pushes may be answered, and the round closed, before they are folded, in one pass, or stepped as
-they came.
+judge -> fold -> answer -> (due?) close -> outer step -> store -> publish. But a round's first few
+pushes may be answered, and the round closed, before they are folded; or they are stepped as they
+came.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class Runner:
                 closed_by = self.core.due(time.monotonic())
                 if closed_by is not None:
                     await self._close(closed_by)
-                elif self.holding.is_paired:  # they wait for nothing more
+                elif self.holding.is_full:  # they wait for nothing more
                     await self._fold_first()
         except Exception as error:  # the outermost loop of this fragment
             self._around.fail(error)

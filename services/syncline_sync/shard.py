@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from syncline_proto.codec import check_chunk, codec_of
 from syncline_proto.codec.base import UInt8
 from syncline_proto.errors import InvalidRequest
@@ -95,7 +93,7 @@ class Shard:
         left = self.elements - self.received
         if left >= self._in_slab:
             return self.slabs.take()
-        return np.empty(codec_of(self.header.codec).size(left), np.uint8)
+        return self.slabs.less(codec_of(self.header.codec).size(left))
 
     @property
     def _in_slab(self) -> int:

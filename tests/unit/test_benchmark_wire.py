@@ -36,12 +36,13 @@ def test_a_ratio_is_the_median_of_neighbours_and_a_speed_of_all() -> None:
             "bare_push": [2.0, 4.0, 12.0],
             "pull": [9.0, 1.0, 3.0],
             "bare_pull": [3.0, 1.0, 1.5],
+            "merged": [3.0, 1.0, 2.0],
         }
     )
     assert told["push_ratio"] == 0.5, "1.0 is what the medians would give"
     assert told["pull_ratio"] == 2.0
     assert (told["push"], told["bare_push"]) == (4.0, 4.0)
-    assert (told["pull"], told["bare_pull"]) == (3.0, 1.5)
+    assert (told["pull"], told["bare_pull"], told["merged"]) == (3.0, 1.5, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_whether_its_ratios_count_is_said(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     slow = {name: [1.0] for name in ("push", "pull")}
-    slow |= {f"bare_{name}": [2.0] for name in slow}
+    slow |= {f"bare_{name}": [2.0] for name in slow} | {"merged": [1.0]}
     monkeypatch.setattr(wire, "services", lambda: nullcontext((None, None, None)))
     monkeypatch.setattr(wire, "measured", lambda *_: slow)
     monkeypatch.setattr("sys.argv", ["wire.py", option])
@@ -85,7 +86,8 @@ def test_speeds_of_all_lives_count_alike(
 
     def speeds(*_: object) -> dict[str, list[float]]:
         ours = float(1 + len(lives))  # 2, 3, 4
-        return {"push": [ours], "pull": [ours], "bare_push": [2.0], "bare_pull": [1.0]}
+        bare = {"bare_push": [2.0], "bare_pull": [1.0]}
+        return {"push": [ours], "pull": [ours], "merged": [ours], **bare}
 
     monkeypatch.setattr(wire, "services", life)
     monkeypatch.setattr(wire, "measured", speeds)

@@ -43,7 +43,7 @@ from syncline_proto.settings import PRESETS, DownCodecName, RunSettings, Timeout
 from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, ROOM_HEADER, STATUS
 from syncline_sync import aside, copies
 from syncline_sync.allocator import LEFT_BYTES
-from syncline_sync.core import detector, merge, record
+from syncline_sync.core import detector, few, merge, record
 from syncline_sync.core.untold import UNTOLD_CHARACTERS_MAX
 from syncline_sync.disk import STOP_S
 from syncline_sync.lingering import LINGER_S
@@ -312,10 +312,10 @@ CHECKPOINTS = [
     f"of the same name is refused (exit code {RunConflict.exit_code})",
 ]
 
-BENCHMARKS = [f"(`fold_both`), where they come within {SECONDS[LINGER_S]} of each other"]
+BENCHMARKS = [f"up to {SMALL[few.FEW_MAX]} pushes", f"within {SECONDS[LINGER_S]} of each other"]
 
 ARCHITECTURE = [
-    f"waits for the second, for {SECONDS[LINGER_S]} at most",
+    f"wait for more, for {SECONDS[LINGER_S]} at most",
     f"no values have moved for {SECONDS[QUIET_S]} (`lull.py`), "
     f"after {SMALL[int(LATEST_S)]} at most",
     f"The last {SMALL[record.KEPT]} revisions are kept",

@@ -100,27 +100,34 @@ def fold(
 def begin(accumulator: Float32, pushes: Sequence[Weighed]) -> Squares:
     """accumulator = what ``fold`` of these pushes, the first of a round, leaves; bit for bit.
 
-    Of two that are cut alike it is written once: 2.5 times the bytes of fp32 go through memory for
-    two pushes in int8, in place of 4.5. Returns its squares, as far as they were taken on the way.
+    Of the first two, where they are cut alike, it is written once: 2.5 times the bytes of fp32 go
+    through memory for two pushes in int8, in place of 4.5. Returns its squares, as far as they were
+    taken on the way.
     """
-    squares, written = Squares(), 0
-    first, *others = pushes
-    if len(others) == 1 and are_cut_alike(first.payloads, others[0].payloads):
-        other = others[0]
-        factors = np.array([first.weight, other.rescale, other.weight], np.float32)
-        pairs = zip(parts_of(first.payloads), parts_of(other.payloads), strict=True)
-        for part, beside in pairs:
-            at = part.at
-            for data, its in zip(_pieces(part), _pieces(beside), strict=True):
-                end = min(at + PIECE, part.at + part.elements)
-                part.codec.scale_both(data, its, accumulator[at:end], factors)
-                written = end if at == written else written
-                squares.take(accumulator, written)
-                at = end
-        return squares
-    fold(accumulator, first.payloads, first.weight, is_first=True)
+    if len(pushes) > 1 and are_cut_alike(pushes[0].payloads, pushes[1].payloads):
+        squares = _begin_both(accumulator, *pushes[:2])
+        others = pushes[2:]
+    else:
+        fold(accumulator, pushes[0].payloads, pushes[0].weight, is_first=True)
+        squares, others = Squares(), pushes[1:]
     for push in others:
         fold(accumulator, push.payloads, push.weight, push.rescale)
+        squares = Squares()
+    return squares
+
+
+def _begin_both(accumulator: Float32, first: Weighed, other: Weighed) -> Squares:
+    """``begin`` with two that are cut alike."""
+    squares, written = Squares(), 0
+    factors = np.array([first.weight, other.rescale, other.weight], np.float32)
+    for part, beside in zip(parts_of(first.payloads), parts_of(other.payloads), strict=True):
+        at = part.at
+        for data, its in zip(_pieces(part), _pieces(beside), strict=True):
+            end = min(at + PIECE, part.at + part.elements)
+            part.codec.scale_both(data, its, accumulator[at:end], factors)
+            written = end if at == written else written
+            squares.take(accumulator, written)
+            at = end
     return squares
 
 

@@ -192,7 +192,7 @@ def test_the_first_two_pushes_of_a_round_wait_for_what_follows(tmp_path: Path) -
             await f.holding.fold(Weighed([push], weight, rescale), release)
             assert released == ([] if count < PAIR else [0, 1, 2])
             assert f.holding.lingers == (count < PAIR)
-            assert f.holding.is_paired == (count == PAIR - 1)
+            assert f.holding.is_full == (count == PAIR - 1)
         await f.round(np.zeros(NUMEL, np.float32))
         assert await f.read(1) == (-sum_).tobytes()
 

@@ -1,4 +1,4 @@
-"""A pair that is published by difference changes the parameters where they lie; no other does."""
+"""A few that are published by difference change parameters where they lie; no others do."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from syncline_proto.merging import OuterSettings
+from syncline_testing.few import weighed
 from syncline_testing.held import Fragment, values
-from syncline_testing.pairs import weighed
 
 DOWNS = [*["int8"] * 3, *["bf16"] * 2, *["int8"] * 2, *["fp32"] * 2, *["int8"] * 2, "bf16", "int8"]
 """Of each round: two by difference after whole ones, and the other way."""
 
 ALL = range(len(DOWNS))
 SUMMED = ALL[:0], ALL, ALL[::2], ALL[1::2]
-"""Rounds that have a sum; all others are pairs."""
+"""Rounds that have a sum; all others are of a few."""
 
 
 def in_switching_rounds(
@@ -31,15 +31,15 @@ def in_switching_rounds(
     async def main() -> None:
         with ThreadPoolExecutor(2) as pool:
             f = Fragment(folder, pool, first, behind)
-            f.outer = OuterSettings()
+            f.outer = OuterSettings(clip=None)  # else they may be clipped
             await f.offer(values(1))
             published.append(await f.read(0))
             for number, down in enumerate(DOWNS):
-                await f.holding.written()  # else the pair is folded
+                await f.holding.written()  # else they are folded
                 if starts_anew:
                     await f.holding.end()
                     f = Fragment(folder, pool, down, behind)
-                    f.outer = OuterSettings()
+                    f.outer = OuterSettings(clip=None)
                 f.down = down
                 for one in range(2):
                     await f.holding.fold(weighed(2 * number + one, 0.7 + one), lambda: None)
@@ -65,7 +65,7 @@ def in_switching_rounds(
 @pytest.mark.parametrize("first", ["int8", "fp32"])
 @pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize("starts_anew", [False, True])
-def test_a_pair_changes_parameters_where_they_lie_once_nothing_is_sent_from_there(
+def test_few_change_parameters_where_they_lie_once_nothing_is_sent_from_there(
     first: str, behind: bool, starts_anew: bool, tmp_path: Path
 ) -> None:
     """Whatever the downlink was before: to the bits of sums, and what was published stays."""

@@ -60,7 +60,7 @@ def folded(made: Shard) -> Float32:
 
 
 def test_no_more_is_kept_than_the_bound() -> None:
-    slabs = Slabs(kept_max=3 * SLAB_BYTES + 1)
+    slabs = Slabs(3 * SLAB_BYTES + 1)
     slabs.give_back([slabs.take() for _ in range(2)])
     assert slabs.idle == 2 * SLAB_BYTES
     slabs.give_back([np.empty(SLAB_BYTES, np.uint8) for _ in range(5)])
@@ -68,6 +68,20 @@ def test_no_more_is_kept_than_the_bound() -> None:
     taken = [slabs.take() for _ in range(4)]
     assert slabs.idle == 0
     assert len({slab.ctypes.data for slab in taken}) == 4
+
+
+def test_what_is_nobodys_may_be_idle_until_somebody_has_it() -> None:
+    """Beside the bound: so that all a round has had at once is there for the next."""
+    room = 5 * SLAB_BYTES
+    slabs = Slabs(2 * SLAB_BYTES, lambda: room)
+    slabs.give_back([slabs.take() for _ in range(7)])
+    assert slabs.idle == room
+    room = 3 * SLAB_BYTES
+    assert slabs.less(7).size == 7
+    assert slabs.idle == room
+    room = -SLAB_BYTES
+    slabs.give_back([slabs.take()])
+    assert slabs.idle == 2 * SLAB_BYTES
 
 
 def test_what_nobody_takes_between_two_trims_goes() -> None:

@@ -1,12 +1,15 @@
-"""Two pushes in int8 that are all of a round: stepped as they came, to the bits of their sum."""
+"""A few pushes that are all of a round: stepped as they came, to the bits of their sum."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +18,14 @@ from syncline_proto.codec import encode
 from syncline_proto.merging import OuterSettings
 from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.core import merge, pair
+from syncline_sync.core import few, merge
+from syncline_sync.core.detector import NORM_LIMIT
 from syncline_sync.core.record import Kind
 from syncline_sync.core.squares import PIECE
 from syncline_sync.core.window import Carry
 from syncline_sync.shelf import Loan
+from syncline_testing.few import BLOCK, LONG, Here, payload, push, vector, weighed
 from syncline_testing.held import NUMEL, WHOLE, Fragment, run, values
-from syncline_testing.pairs import BLOCK, LONG, Here, payload, push, vector, weighed
 from syncline_testing.slow_disk import SlowDisk
 
 SHAPES = [
@@ -42,71 +46,78 @@ def shaped(
     return ranks, tuple(at for at in shape.get("cuts", ()) if at < first)
 
 
+def pushes_of(
+    count: int, codec: pb.Codec.ValueType, numel: int, seed: int = 3, **shape: Any
+) -> list[merge.Weighed]:
+    """As many, each of another size, weight and rescale."""
+    return [
+        push(vector(seed + n, numel, 1.0 + n), 0.9 - 0.1 * n, 0.5**n, codec=codec, **shape)
+        for n in range(count)
+    ]
+
+
 @pytest.mark.parametrize("numel", NUMELS)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("carry", [None, Carry(0.3, 0.2)])
 @pytest.mark.parametrize("down", ["bf16", "int8"])
-def test_a_pair_is_stepped_to_the_bits_of_its_sum(
+@pytest.mark.parametrize("codec", few.CODECS)
+def test_a_few_are_stepped_to_the_bits_of_their_sum(
     numel: int,
     shape: dict[str, tuple[int, ...]],
-    clip: float | None,
     carry: Carry | None,
     down: str,
+    codec: pb.Codec.ValueType,
 ) -> None:
     """Rounds after one another: momentum, the published value and differences, too."""
-    outer, (ranks, cuts) = OuterSettings(clip=clip), shaped(numel, shape)
+    outer, (ranks, cuts) = OuterSettings(clip=None), shaped(numel, shape)
     here, there = Here(numel), Here(numel)
-    for seed in (3, 5):
-        two = [
-            push(vector(seed, numel), 0.9, 0.5, ranks=ranks, cuts=cuts),
-            push(vector(seed + 1, numel, 3.0), 0.8, 0.25, ranks=ranks, cuts=cuts),
-        ]
+    for count in range(1, few.FEW_MAX + 1):
+        pushes = pushes_of(count, codec, numel, seed=count, ranks=ranks, cuts=cuts)
         if down == "int8":
-            one = here.advanced(two, outer, carry, paired=True)
-            assert one == there.advanced(two, outer, carry, paired=False)
+            mine, told = here.advanced(pushes, outer, carry, unfolded=True)
+            its, same = there.advanced(pushes, outer, carry, unfolded=False)
+            assert told == same
         else:
-            outcome = here.stepped(two, outer, carry, paired=True)
-            assert outcome == there.stepped(two, outer, carry, paired=False)
+            mine = here.stepped(pushes, outer, carry, unfolded=True)
+            its = there.stepped(pushes, outer, carry, unfolded=False)
         assert here.out.tobytes() == there.out.tobytes()
         assert here.bits() == there.bits()
+        assert mine.clip == its.clip == 1.0
+        assert mine.merged_norm == pytest.approx(its.merged_norm, rel=1e-12)
         for side in (here, there):
             side.parameters, side.out = side.out, side.parameters
 
 
-@pytest.mark.parametrize("down", ["bf16", "int8"])
 @pytest.mark.parametrize("apart", [-0.5, -1e-4, -1e-6, -1e-9, 0.0, 1e-9, 1e-6, 1e-4, 1.0, None])
 @pytest.mark.parametrize("alike", [True, False])
-def test_where_the_norms_say_that_nothing_is_clipped_the_sums_own_is_not_waited_for(
-    alike: bool, apart: float | None, down: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However near the clip is; the sum of two of one direction is as long as they can make it."""
-    other, numel = (3 if alike else 4), 3 * BLOCK + 77
-    two = [
-        push(vector(3, numel), 0.9, 0.5, is_known=True),
-        push(vector(other, numel, 3.0), 0.8, 0.25, is_known=True),
-    ]
-    most = (0.9 * 0.25 * two[0].norm + 0.8 * two[1].norm) / 1.7
-    clip = None if apart is None else most * (1.0 + apart)
-    outer, here, there = OuterSettings(clip=clip), Here(numel), Here(numel)
-    waits = list[bool]()
-    taken = pair._square_sum
-    monkeypatch.setattr(pair, "_square_sum", lambda both: waits.append(True) or taken(both))
-    if down == "int8":
-        mine, told = here.advanced(two, outer, None, paired=True)
-        its, same = there.advanced(two, outer, None, paired=False)
-        assert told == same
-    else:
-        mine = here.stepped(two, outer, None, paired=True)
-        its = there.stepped(two, outer, None, paired=False)
-    assert here.out.tobytes() == there.out.tobytes()
-    assert here.bits() == there.bits()
-    assert mine.clip == its.clip
-    assert mine.merged_norm == pytest.approx(its.merged_norm, rel=1e-12)
+@pytest.mark.parametrize("count", range(1, few.FEW_MAX + 1))
+def test_what_is_short_is_not_clipped(count: int, alike: bool, apart: float | None) -> None:
+    """However near the clip is; the sum of some of one direction is as long as they can make it."""
+    numel, most = 3 * BLOCK + 77, 0.0
+    pushes = list[merge.Weighed]()
+    for n in range(count):
+        given = vector(3 if alike else 3 + n, numel, 1.0 + 2.0 * n)
+        pushes.append(push(given, 0.9 - 0.1 * n, 0.25))
+        most = most * 0.25 + pushes[n].weight * pushes[n].norm
+    clip = None if apart is None else most / 1.7 * (1.0 + apart)
+    outer, found = OuterSettings(clip=clip), few.few_of(pushes)
+    assert found is not None
+    is_short = found.is_short(1.7, outer)
+    if is_short:
+        assert Here(numel).stepped(pushes, outer, None, unfolded=False).clip == 1.0
     if apart is None or apart > 1e-5:
-        assert not waits
+        assert is_short
     elif apart <= 0.0:
-        assert waits
+        assert not is_short
+
+
+@pytest.mark.parametrize("clip", [None, 10.0])
+@pytest.mark.parametrize("norm", [math.inf, math.nan, 1e30, NORM_LIMIT])
+def test_what_may_be_too_long_for_fp32_is_not_short(norm: float, clip: float | None) -> None:
+    pushes = [replace(one, norm=norm) for one in pushes_of(2, pb.CODEC_INT8, BLOCK)]
+    found = few.few_of(pushes)
+    assert found is not None
+    assert not found.is_short(1.0, OuterSettings(clip=clip))
 
 
 def test_what_no_difference_can_tell_is_stepped_whole() -> None:
@@ -115,30 +126,15 @@ def test_what_no_difference_can_tell_is_stepped_whole() -> None:
     far = np.zeros(numel, np.float32)
     far[3] = 3e38
     results = []
-    for paired in (True, False):
+    for unfolded in (True, False):
         here = Here(numel, published=far)
         here.parameters[3] = -3e38
-        two = [push(vector(seed, numel), ranks=(2 * BLOCK,)) for seed in (3, 4)]
-        outcome, told = here.advanced(two, outer, None, paired=paired)
+        pushes = [push(vector(seed, numel), ranks=(2 * BLOCK,)) for seed in (3, 4, 5)]
+        outcome, told = here.advanced(pushes, outer, None, unfolded=unfolded)
         assert told is None
         assert outcome.clip == 1.0
         results.append([here.out.tobytes(), *here.bits()])
     assert results[0] == results[1]
-
-
-@pytest.mark.parametrize("down", ["bf16", "int8"])
-def test_a_sum_that_is_not_finite_changes_nothing(down: str) -> None:
-    numel = 2 * BLOCK
-    here = Here(numel)
-    before = here.parameters.tobytes(), here.momentum.tobytes()
-    two = [push(np.full(numel, 3e38, np.float32)) for _ in range(2)]
-    with np.errstate(over="ignore"):
-        if down == "int8":
-            outcome, _ = here.advanced(two, OuterSettings(), None, paired=True)
-        else:
-            outcome = here.stepped(two, OuterSettings(), None, paired=True)
-    assert outcome.clip == 0.0
-    assert (here.parameters.tobytes(), here.momentum.tobytes()) == before
 
 
 def strange(order: tuple[int, ...]) -> merge.Weighed:
@@ -159,46 +155,83 @@ def backwards() -> merge.Weighed:
 @pytest.mark.parametrize(
     "pushes",
     [
-        pytest.param([push(vector(3))], id="one"),
-        pytest.param([push(vector(3))] * 3, id="three"),
-        pytest.param([push(vector(3), codec=pb.CODEC_BF16)] * 2, id="another codec"),
+        pytest.param([], id="none"),
+        pytest.param([push(vector(3))] * (few.FEW_MAX + 1), id="too many"),
+        pytest.param([push(vector(3), codec=pb.CODEC_FP32)] * 2, id="another codec"),
         pytest.param(
             [push(vector(3)), push(vector(3), codec=pb.CODEC_BF16)], id="one in another codec"
         ),
         pytest.param([push(vector(3)), push(vector(3), ranks=(PIECE,))], id="cut otherwise"),
+        pytest.param(
+            [*[push(vector(3))] * 2, push(vector(3), ranks=(PIECE,))], id="the last cut otherwise"
+        ),
         pytest.param([push(vector(3)), push(vector(3), cuts=(PIECE,))], id="in other parts"),
-        pytest.param([push(vector(3), ranks=(BLOCK + 1,))] * 2, id="within a block"),
+        pytest.param([push(vector(3), ranks=(BLOCK + 1,))], id="within a block"),
+        pytest.param([push(vector(3), ranks=(7,), codec=pb.CODEC_BF16)] * 2, id="bf16 within one"),
+        pytest.param(
+            [push(vector(3), cuts=(7,), codec=pb.CODEC_BF16)] * 2, id="bf16 in parts within one"
+        ),
         pytest.param([strange((1, 0, 3))] * 2, id="several spans"),
-        pytest.param([backwards()] * 2, id="ranks in another order"),
+        pytest.param([backwards()], id="ranks in another order"),
     ],
 )
-def test_what_is_no_pair_is_summed(pushes: list[merge.Weighed]) -> None:
-    assert pair.pair_of(pushes) is None
+def test_what_are_no_few_are_summed(pushes: list[merge.Weighed]) -> None:
+    assert few.few_of(pushes) is None
 
 
-def in_rounds(folder: Path, down: str, *, summed: bool, behind: bool = False) -> list[bytes]:
-    """What three rounds of two leave; ``summed``: their sum is made before the round ends."""
+@pytest.mark.parametrize("codec", few.CODECS)
+def test_as_many_wait_as_could_be_stepped_as_they_came(
+    codec: pb.Codec.ValueType, tmp_path: Path
+) -> None:
+    """And one more finds them folded; so does one that is cut as no other is."""
+    released: list[int] = []
+
+    async def scenario(f: Fragment) -> None:
+        async def folds(*cuts: int) -> None:
+            push = merge.Weighed([payload(values(1), 0, codec, *cuts)], 1.0, 1.0)
+            await f.holding.fold(push, partial(released.append, 1))
+
+        await f.offer(np.zeros(NUMEL, np.float32))
+        for count in range(1, few.FEW_MAX + 1):
+            await folds()
+            assert (released, f.holding.is_full) == ([], count == few.FEW_MAX)
+        await folds()
+        assert (len(released), f.holding.lingers) == (few.FEW_MAX + 1, False)
+        f.holding.forget()
+        await folds()
+        assert not f.holding.is_full
+        await folds(256)
+        assert (len(released), f.holding.is_full) == (few.FEW_MAX + 1, True)
+        f.holding.forget()
+
+    run(tmp_path, scenario)
+
+
+def in_rounds(
+    folder: Path, down: str, clip: float | None, *, summed: bool, behind: bool = False
+) -> list[bytes]:
+    """What rounds of one to four leave; ``summed``: their sum is made before the round ends."""
     left: list[bytes] = []
 
     async def main() -> None:
         with ThreadPoolExecutor(2) as pool:
             f = Fragment(folder, pool, down, behind)
-            f.outer = OuterSettings()
+            f.outer = OuterSettings(clip=clip)
             await f.offer(values(1))
-            await f.holding.written()  # else the first pair is folded
-            for seed in (2, 4, 6):
+            await f.holding.written()  # else the first ones are folded
+            for count in range(1, few.FEW_MAX + 1):
                 released: list[int] = []
-                for number in range(2):
-                    push = weighed(seed + number, 0.7 + number)
+                for number in range(count):
+                    push = weighed(5 * count + number, 0.7 + number)
                     await f.holding.fold(push, partial(released.append, number))
                 assert not released
                 if summed:
                     await f.holding.fold_first()
                 await f.close(1.7)
-                assert released == [0, 1]
+                assert released == list(range(count))
                 await f.holding.written()
                 assert f.outcome is not None
-                left.append(repr(f.outcome).encode())
+                left.append(f"{f.outcome.clip} {f.outcome.merged_norm:.12g}".encode())
                 left.append(await f.read(f.revision))
             left.extend(await f.left())
 
@@ -208,21 +241,22 @@ def in_rounds(folder: Path, down: str, *, summed: bool, behind: bool = False) ->
 
 @pytest.mark.parametrize("down", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("behind", [False, True])
-def test_rounds_of_pairs_leave_what_rounds_of_sums_do(
-    down: str, behind: bool, tmp_path: Path
+@pytest.mark.parametrize("clip", [None, 1.0], ids=["short", "clipped"])
+def test_rounds_of_few_leave_what_rounds_of_sums_do(
+    clip: float | None, behind: bool, down: str, tmp_path: Path
 ) -> None:
     ways = [
-        in_rounds(tmp_path / str(summed), down, summed=summed, behind=behind)
+        in_rounds(tmp_path / str(summed), down, clip, summed=summed, behind=behind)
         for summed in (False, True)
     ]
     assert ways[0] == ways[1]
 
 
 @pytest.mark.parametrize("stays_behind", [True, False])
-def test_a_pair_holds_no_room_while_the_round_before_is_written(
+def test_few_hold_no_room_while_the_round_before_is_written(
     stays_behind: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its pushes are summed then, be its own round published before it is written or after."""
+    """They are summed then, be their own round published before it is written or after."""
     released: list[int] = []
 
     async def scenario(f: Fragment) -> None:
@@ -245,7 +279,7 @@ def test_a_pair_holds_no_room_while_the_round_before_is_written(
     run(tmp_path, scenario, behind=True)
 
 
-def test_nothing_of_a_pair_is_kept_while_its_round_is_written(
+def test_nothing_of_a_few_is_kept_while_their_round_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = list[weakref.ref[memoryview]]()
@@ -308,9 +342,9 @@ def test_a_round_that_needs_the_sum_has_it(why: str, tmp_path: Path) -> None:
 def test_what_was_published_before_differences_stays_what_it_was(
     summed: bool, tmp_path: Path
 ) -> None:
-    """With the first pair that is published by difference, its array becomes a spare one.
+    """With the first few that are published by difference, its array becomes a spare one.
 
-    The next pair is summed there, or changes the parameters where they lie.
+    The next are summed there, or change the parameters where they lie.
     """
 
     async def scenario(f: Fragment) -> None:

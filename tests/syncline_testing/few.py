@@ -1,4 +1,4 @@
-"""Two pushes of a round, and a fragment's arrays that are stepped by them, either way."""
+"""Few pushes of a round, and a fragment's arrays that are stepped by them, either way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from syncline_proto.codec import Float32, UInt16, codec_of, encode, publish, squ
 from syncline_proto.merging import OuterSettings
 from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.core import merge, pair
+from syncline_sync.core import few, merge
 from syncline_sync.core.squares import PIECE
 from syncline_sync.core.window import Carry
 from syncline_testing.held import values
@@ -35,11 +35,11 @@ def push(
     codec: pb.Codec.ValueType = pb.CODEC_INT8,
     ranks: tuple[int, ...] = (),
     cuts: tuple[int, ...] = (),
-    is_known: bool = False,
+    is_known: bool = True,
 ) -> merge.Weighed:
     """Of ranks that end at these elements; the first one's payload is in parts.
 
-    ``is_known``: its norm is, as of what has come in.
+    ``is_known``: its norm is, as of what has come in. That of a short sum is to be.
     """
     edges = [0, *ranks, given.size]
     spans = list(zip(edges, edges[1:], strict=False))
@@ -50,7 +50,7 @@ def push(
 
 def weighed(seed: int, weight: float) -> merge.Weighed:
     """A push of values of a ``held.Fragment``, rescaled by a half."""
-    return merge.Weighed([payload(values(seed), 0, pb.CODEC_INT8)], weight, 0.5)
+    return push(values(seed), weight, 0.5)
 
 
 def vector(seed: int, numel: int = LONG, scale: float = 1.0) -> Float32:
@@ -58,7 +58,7 @@ def vector(seed: int, numel: int = LONG, scale: float = 1.0) -> Float32:
 
 
 class Here:
-    """A fragment's arrays, and a round of two pushes on them, either way."""
+    """A fragment's arrays, and a round of few pushes on them, summed or unfolded."""
 
     def __init__(self, numel: int, published: Float32 | None = None) -> None:
         self.parameters, self.momentum = vector(1, numel), vector(2, numel, 0.1)
@@ -68,28 +68,38 @@ class Here:
         self.unread: memoryview | None = None
 
     def stepped(
-        self, two: list[merge.Weighed], outer: OuterSettings, carry: Carry | None, *, paired: bool
+        self,
+        pushes: list[merge.Weighed],
+        outer: OuterSettings,
+        carry: Carry | None,
+        *,
+        unfolded: bool,
     ) -> merge.Outcome:
         arrays = self.parameters, self.momentum, self.out
-        if paired:
-            both = pair.pair_of(two)
-            assert both is not None
-            return pair.outer_step(both, *arrays, 1.7, outer, carry)
-        squares = merge.begin(self.out, two)
+        if unfolded:
+            found = few.few_of(pushes)
+            assert found is not None
+            return few.outer_step(found, *arrays, 1.7, outer, carry)
+        squares = merge.begin(self.out, pushes)
         return merge.outer_step(*arrays, 1.7, outer, carry, squares)
 
     def advanced(
-        self, two: list[merge.Weighed], outer: OuterSettings, carry: Carry | None, *, paired: bool
+        self,
+        pushes: list[merge.Weighed],
+        outer: OuterSettings,
+        carry: Carry | None,
+        *,
+        unfolded: bool,
     ) -> tuple[merge.Outcome, bytes | None]:
         more = 1.7, outer, self.published, self.unread, carry
-        if paired:
-            both = pair.pair_of(two)
-            assert both is not None
-            outcome, told = pair.step_and_advance(both, self.parameters, self.momentum, *more)
+        if unfolded:
+            found = few.few_of(pushes)
+            assert found is not None
+            outcome, told = few.step_and_advance(found, self.parameters, self.momentum, *more)
             self.out[:] = self.parameters
         else:
             arrays = self.parameters, self.momentum, self.out
-            squares = merge.begin(self.out, two)
+            squares = merge.begin(self.out, pushes)
             outcome, told = merge.step_and_advance(*arrays, *more, squares)
         self.unread = told
         return outcome, None if told is None else bytes(told)
