@@ -3,8 +3,8 @@
 A run whose files are damaged is served to nobody, and nothing here happens by itself: to go back is
 to lose rounds. The word names the newest revision that may be given up, so one that is left where
 it was said consents to nothing after it. Who has been told to, chooses one cut: the fragments that
-have to go back, and all others that still keep the same revision. A head that is damaged names
-nothing, and then there is nothing to go back to. Removes no file, and repairs none.
+have to go back, and all others that still keep the same revision. Of a head that is damaged the
+one before it says what there is to go back to. Removes no file, and repairs none.
 
 The run's new epoch is written first, then the heads of whole fragments, the damaged ones' last. A
 kill in between leaves a run that is still refused, and the same word finds the same cut again.
@@ -20,7 +20,7 @@ from syncline_proto.errors import RunUnknown, StoreDamaged
 from syncline_proto.layout import Layout
 from syncline_sync.entries import Entry
 from syncline_sync.files import MEND
-from syncline_sync.fragment_store import FragmentStore
+from syncline_sync.fragment_store import HEAD, FragmentStore
 from syncline_sync.store import RunStore
 from syncline_sync.word import Word
 
@@ -37,15 +37,21 @@ class Kept:
     lost: int
     """The newest revision of which a file is damaged; -1: none is."""
     is_synchronous: bool
+    head_is_lost: bool = False
 
     @classmethod
     def of(cls, fragment: FragmentStore) -> Kept | None:
         """Read every file that the head names; None if nothing was ever committed.
 
         Raises:
-            StoreDamaged: the head is damaged or lost, so that nobody can tell what is whole.
+            StoreDamaged: the head is damaged or lost, and the one before it tells nothing either.
         """
-        entries = fragment.head()
+        try:
+            entries = fragment.head()
+        except StoreDamaged:
+            if not (before := fragment.before()):
+                raise
+            return cls._of_lost_head(fragment, before)
         if entries is None:
             return None
         whole = [entry for entry in entries if fragment.is_whole(entry)]
@@ -56,6 +62,18 @@ class Kept:
             damaged=tuple(fragment.folder / e.file for e in damaged),
             lost=max((e.revision for e in damaged), default=-1),
             is_synchronous=any(e.alone for e in entries),
+        )
+
+    @classmethod
+    def _of_lost_head(cls, fragment: FragmentStore, before: list[Entry]) -> Kept:
+        """What is whole of what the head before it names: nobody knows what is newer."""
+        return cls(
+            newest=fragment.lost,
+            whole=tuple(e for e in before if not e.alone and fragment.is_whole(e)),
+            damaged=(fragment.folder / HEAD,),
+            lost=fragment.lost,
+            is_synchronous=any(e.alone for e in before),
+            head_is_lost=True,
         )
 
     @property
@@ -100,7 +118,8 @@ def fall_back(store: RunStore, up_to: int) -> str | None:
     changed = [number for number in kept if number in back or kept[number].damaged]
     for number in sorted(changed, key=lambda number: bool(kept[number].damaged)):
         # An older one that is whole stays; no file is removed before the next commit.
-        fragments[number].name([e for e in kept[number].whole if e.revision <= goals[number]])
+        whole = [e for e in kept[number].whole if e.revision <= goals[number]]
+        fragments[number].name(whole, keeps_before=not kept[number].head_is_lost)
     return _told(layout, kept, goals, back, epoch)
 
 

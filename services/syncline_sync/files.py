@@ -145,8 +145,10 @@ def _header(text: bytes, start: int, size: int) -> tuple[dict[str, Array], dict[
     return arrays, metadata
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes, before: Path | None = None) -> None:
     """Write ``data`` beside ``path``, sync, rename it over, sync the folder.
+
+    What it replaces stays as ``before``, if that is wanted and the disk takes it.
 
     Raises:
         StoreError: the disk refuses; ``path`` is as it was, or new.
@@ -160,8 +162,19 @@ def replace_file(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        if before is not None:
+            _keep(path, before)
         beside.replace(path)
         sync_folder(path.parent)
+
+
+def _keep(path: Path, before: Path) -> None:
+    """Let ``before`` be the file that ``path`` is now, if there is one and the disk has links."""
+    beside = before.with_name(before.name + ".new")
+    with contextlib.suppress(OSError):
+        beside.unlink(missing_ok=True)
+        os.link(path, beside)
+        beside.replace(before)
 
 
 def make_folder(path: Path) -> None:

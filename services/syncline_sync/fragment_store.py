@@ -20,7 +20,7 @@ from syncline_proto.errors import CheckpointError, RevisionGone, StoreDamaged
 from syncline_proto.reports import RoundReport
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import KEPT, Saved
-from syncline_sync.entries import Entry, Loaded, Place, check_arrays
+from syncline_sync.entries import REVISION, Entry, Loaded, Place, check_arrays
 from syncline_sync.files import (
     MEND,
     SEAL,
@@ -43,6 +43,9 @@ from syncline_sync.sources import Filed
 from syncline_sync.word import Word
 
 log = structlog.get_logger()
+
+HEAD, BEFORE = "head.json", "head.before.json"
+"""What names the files that count; and the one before it, for who has to go back from it."""
 
 
 class FragmentStore:
@@ -119,7 +122,7 @@ class FragmentStore:
 
         As much a writer as a commit: what that writes has no name yet.
         """
-        named = {"head.json", *(e.file for e in self._entries)}
+        named = {HEAD, BEFORE, *(e.file for e in self._entries)}
         found = list[Path]()
         with contextlib.suppress(OSError):
             found += self.folder.iterdir()
@@ -206,20 +209,35 @@ class FragmentStore:
         """The files that count, newest first, a revision among them; None before any commit.
 
         Raises:
-            StoreDamaged: it is damaged or lost.
+            StoreDamaged: it is damaged or lost; the message says what there is to go back to.
         """
-        head = self.folder / "head.json"
+        head = self.folder / HEAD
         begun = is_there(self._begun)
         if not is_there(head):
             if begun:
-                raise StoreDamaged(f"{head} is missing, but the fragment has begun. {MEND}")
+                said = f"{head} is missing, but the fragment has begun. {MEND}"
+                raise StoreDamaged(f"{said}{self._way_back()}")
             return None
-        with understood(head):
-            rows = cast(list[dict[str, Any]], json.loads(SEAL.open(read(head)))["files"])
-            entries = [Entry.of(row) for row in rows]
-            if all(entry.alone for entry in entries):
-                raise ValueError("it names no revision")
-            return entries
+        try:
+            return _named_by(head)
+        except StoreDamaged as error:
+            raise StoreDamaged(f"{error.message}{self._way_back()}") from error
+
+    def before(self) -> list[Entry]:
+        """What the head before the newest named, as ``head``; none where nobody can tell."""
+        try:
+            return _named_by(self.folder / BEFORE)
+        except StoreDamaged:
+            return []
+
+    @property
+    def lost(self) -> int:
+        """The newest revision that a head may have named of which only ``before`` is known."""
+        named = [entry.revision for entry in self.before() if not entry.alone]
+        with contextlib.suppress(OSError):
+            found = (REVISION.match(path.name) for path in self.folder.iterdir())
+            named += [int(one[1]) - 1 for one in found if one]
+        return max(named) + 1
 
     @property
     def newest(self) -> int | None:
@@ -227,10 +245,14 @@ class FragmentStore:
         entries = self.head() or ()
         return next((entry.revision for entry in entries if not entry.alone), None)
 
-    def name(self, entries: list[Entry]) -> None:
-        """Let these files, newest first, be the ones that count, in one step."""
+    def name(self, entries: list[Entry], *, keeps_before: bool = True) -> None:
+        """Let these files, newest first, be the ones that count, in one step.
+
+        The head that said so stays as the one before; or, of one that is damaged, that one's.
+        """
         head = json.dumps({"files": [asdict(e) for e in entries]})
-        replace_file(self.folder / "head.json", SEAL.close(head))
+        before = self.folder / BEFORE if keeps_before else None
+        replace_file(self.folder / HEAD, SEAL.close(head), before)
         self._entries = entries
 
     def is_whole(self, entry: Entry) -> bool:
@@ -248,6 +270,15 @@ class FragmentStore:
         return (
             f" Or start it with --fall-back {Word(self.place.run, damaged.revision)}: the run then "
             "goes on from what is whole, which may be the revision before."
+        )
+
+    def _way_back(self) -> str:
+        """What an operator may say where the head is damaged or lost."""
+        if all(entry.alone for entry in self.before()):
+            return ""
+        return (
+            f" Or start it with --fall-back {Word(self.place.run, self.lost)}: the run then goes "
+            f"on from what is whole of what {BEFORE} names."
         )
 
     def _commit(
@@ -320,3 +351,17 @@ class FragmentStore:
         if saved.revision != entry.revision or (step and saved.gradient_step != step):
             raise ValueError("it is of another revision or step than the head names")
         check_arrays(arrays, saved, self.place.numel, entry.alone)
+
+
+def _named_by(head: Path) -> list[Entry]:
+    """The files that a head names, newest first, a revision among them.
+
+    Raises:
+        StoreDamaged: it is damaged or missing.
+    """
+    with understood(head):
+        rows = cast(list[dict[str, Any]], json.loads(SEAL.open(read(head)))["files"])
+        entries = [Entry.of(row) for row in rows]
+        if all(entry.alone for entry in entries):
+            raise ValueError("it names no revision")
+        return entries

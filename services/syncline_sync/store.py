@@ -9,6 +9,7 @@
     ROOT/runs/RUN/FRAGMENT/g00000003.safetensors  mean gradient of a step of the synchronous phase
     ROOT/runs/RUN/FRAGMENT/o00000000.safetensors  parameters offered at the end of that phase
     ROOT/runs/RUN/FRAGMENT/head.json              the files that count, newest first, with CRC-32C
+    ROOT/runs/RUN/FRAGMENT/head.before.json       the head before it, where the disk has hard links
     ROOT/runs/RUN/FRAGMENT.begun                  empty: the fragment has a head, or is damaged
     ROOT/runs/RUN/FRAGMENT.behind                 empty: the newest published may not be here
 

@@ -17,6 +17,7 @@ from syncline_proto.reports import EventIn, RoundReport
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.fallback import fall_back
+from syncline_sync.fragment_store import BEFORE, HEAD
 from syncline_sync.recalled import Recalled
 from syncline_sync.store import RunStore
 from syncline_sync.word import Word
@@ -44,11 +45,29 @@ async def trained(root: Path, *revisions: int) -> None:
                 await s.pull(fragment=fragment, revision=base + 1)
 
 
+async def trained_on(root: Path, base: int) -> None:
+    """Another round of the first fragment."""
+    async with service(root, ALONE) as s:
+        await s.members({"a": 1})
+        await s.push(vector(1.0), "a", seq=9, base_revision=base)
+        await s.pull(revision=base + 1)
+
+
 def damage(root: Path, fragment: int, revision: int) -> Path:
     path = root / "runs" / RUN / f"{fragment:05d}" / f"r{revision:08d}.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
+    return path
+
+
+def spoilt(root: Path, name: str, *, is_gone: bool = False) -> Path:
+    """A file of the first fragment that is cut, or gone."""
+    path = root / "runs" / RUN / "00000" / name
+    if is_gone:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-3])
     return path
 
 
@@ -177,21 +196,67 @@ def test_an_older_revision_that_is_damaged_takes_no_newer_one_along(tmp_path: Pa
     assert stands(tmp_path) == (1, [2, 2])
 
 
-def test_a_head_that_is_damaged_and_a_run_that_is_not_there_are_refused(tmp_path: Path) -> None:
-    asyncio.run(trained(tmp_path, 2))
-    head = tmp_path / "runs" / RUN / "00000" / "head.json"
-    head.write_bytes(head.read_bytes()[:-3])
-    with pytest.raises(StoreDamaged, match=r"head\.json"):
-        fall_back(RunStore(tmp_path, RUN), 2)
+def test_a_run_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunUnknown, match="There is no run other"):
         fall_back(RunStore(tmp_path, "other"), 2)
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_of_a_damaged_head_the_one_before_it_says_where_to_go_back_to(
+    is_gone: bool, tmp_path: Path
+) -> None:
+    """On the operator's word, as ever; and the next round's head has one before it again."""
+
+    async def scenario() -> None:
+        await trained(tmp_path, 3, 3)
+        head = spoilt(tmp_path, HEAD, is_gone=is_gone)
+        assert f"--fall-back {RUN}@3" in await still_refused(tmp_path, Word(RUN, 2), head)
+        async with service(tmp_path, ALONE) as s:
+            await s.host.fall_back(Word(RUN, 3))
+            (event,) = events(s)
+            assert "f0 from revision 3 to 2, f1 from revision 3 to 2" in event.message
+            await s.members({"a": 1})
+            await s.push(vector(1.0), "a", seq=9, base_revision=2, epoch=2)
+            header, values = await s.pull(revision=3)
+            assert (header.epoch, header.committed_tokens) == (2, 3)
+            assert np.array_equal(values, vector(-3.0))
+        spoilt(tmp_path, HEAD, is_gone=is_gone)
+        assert fall_back(RunStore(tmp_path, RUN), 3) is not None
+        assert stands(tmp_path) == (3, [2, 2])
+
+    asyncio.run(scenario())
+
+
+def test_a_file_that_no_head_is_known_to_name_may_be_given_up_too(tmp_path: Path) -> None:
+    """Where the disk took no link: then the head before may be an older one."""
+    asyncio.run(trained(tmp_path, 3))
+    folder = tmp_path / "runs" / RUN / "00000"
+    before = (folder / BEFORE).read_bytes()
+    asyncio.run(trained_on(tmp_path, 3))
+    (folder / BEFORE).write_bytes(before)
+    spoilt(tmp_path, HEAD)
+    with pytest.raises(StoreDamaged, match=f"--fall-back {RUN}@4:"):
+        stands(tmp_path)
+    with pytest.raises(StoreDamaged, match="no revision is kept that the run could fall back to"):
+        fall_back(RunStore(tmp_path, RUN), 4)
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_where_both_heads_are_damaged_nothing_changes(is_gone: bool, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        await trained(tmp_path, 2, 2)
+        head = spoilt(tmp_path, HEAD)
+        spoilt(tmp_path, BEFORE, is_gone=is_gone)
+        assert "--fall-back" not in await still_refused(tmp_path, Word(RUN, 9), head)
+
+    asyncio.run(scenario())
 
 
 def test_killed_on_the_way_back_the_run_is_refused_and_the_same_word_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before each of its writes: the epoch, the whole fragment's head, the damaged one's."""
-    rename, writes = os.replace, 3
+    """Before each of its writes: the epoch, and of both fragments the head before and the head."""
+    rename, writes = os.replace, 5
     for kept in range(writes + 1):
         root, left = tmp_path / str(kept), kept
         asyncio.run(trained(root, 2, 2))

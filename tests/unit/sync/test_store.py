@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
 import os
@@ -19,6 +20,7 @@ from syncline_proto.errors import StoreError
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.detector import Ema, ReplicaNorms, Statistics
 from syncline_sync.core.record import Contribution, LastPush, Saved
+from syncline_sync.fragment_store import BEFORE
 from syncline_sync.saved import saved_from_json, saved_to_json
 from syncline_testing.full import files_may_have
 from syncline_testing.stored import Commit, fragment, gradient, revision, told, values
@@ -91,7 +93,7 @@ def test_two_revisions_are_kept_each_with_what_was_saved_beside_it(tmp_path: Pat
     assert [held for _, held in kept] == [values(n).tobytes() for n in (2, 3)]
     assert loaded.momentum.tobytes() == values(103).tobytes()
     assert {p.name for p in folder.iterdir()} == {
-        "head.json", "r00000002.safetensors", "r00000003.safetensors",
+        BEFORE, "head.json", "r00000002.safetensors", "r00000003.safetensors",
     }  # fmt: skip
 
 
@@ -251,9 +253,28 @@ def test_a_commit_is_synced_before_it_counts(
     assert acts == [
         "sync r00000001.safetensors",
         "sync head.json.new",
+        f"{BEFORE}.new -> {BEFORE}",
         "head.json.new -> head.json",
         f"sync {tmp_path.name}",
     ]
+
+
+def test_the_head_before_the_newest_is_kept_where_the_disk_has_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    store, kept = fragment(tmp_path), list[list[int]]()
+    for number in range(4):
+        with monkeypatch.context() as patch:
+            if number == 3:
+                patch.setattr(os, "link", refused)
+            revision(number)(store)
+        kept.append([entry.revision for entry in store.before()])
+    assert kept == [[], [0], [1, 0], [1, 0]]
+    assert after(tmp_path)[0].revision == store.lost == 3
+    assert not list(tmp_path.glob("*.new"))
 
 
 # Full disks
@@ -301,5 +322,5 @@ def test_what_cannot_be_removed_keeps_nothing_else_there(tmp_path: Path) -> None
         for number in (1, 2, 3):
             revision(number)(store)
     names = {path.name for path in folder.iterdir() if path.is_file()}
-    assert names == {"head.json", "r00000002.safetensors", "r00000003.safetensors"}
+    assert names == {BEFORE, "head.json", "r00000002.safetensors", "r00000003.safetensors"}
     assert len(said) == len({line["file"] for line in said}) == 8
