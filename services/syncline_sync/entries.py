@@ -20,7 +20,7 @@ from syncline_sync.files import Array, Tensor
 from syncline_sync.memory import placed
 
 _FILE = re.compile(r"[rgo][0-9]{8,20}(\.[0-9]+)?\.safetensors")
-REVISION = re.compile(r"r([0-9]{8,20})(\.[0-9]+)?\.safetensors$")
+REVISION = re.compile(r"r([0-9]{8,18})(\.[0-9]+)?\.safetensors$")
 """The file of a revision, with its number."""
 
 

@@ -30,14 +30,13 @@ class Kept:
     """What a fragment's head names, newest first."""
 
     newest: int
-    """Its newest revision, whole or not."""
+    """Its newest revision, whole or not; where the head is lost, what that may be at most."""
     whole: tuple[Entry, ...]
     """Revisions."""
     damaged: tuple[Path, ...]
     lost: int
     """The newest revision of which a file is damaged; -1: none is."""
     is_synchronous: bool
-    head_is_lost: bool = False
 
     @classmethod
     def of(cls, fragment: FragmentStore) -> Kept | None:
@@ -69,11 +68,10 @@ class Kept:
         """What is whole of what the head before it names: nobody knows what is newer."""
         return cls(
             newest=fragment.lost,
-            whole=tuple(e for e in before if not e.alone and fragment.is_whole(e)),
+            whole=tuple(e for e in before if fragment.is_whole(e)),
             damaged=(fragment.folder / HEAD,),
             lost=fragment.lost,
-            is_synchronous=any(e.alone for e in before),
-            head_is_lost=True,
+            is_synchronous=False,
         )
 
     @property
@@ -119,7 +117,8 @@ def fall_back(store: RunStore, up_to: int) -> str | None:
     for number in sorted(changed, key=lambda number: bool(kept[number].damaged)):
         # An older one that is whole stays; no file is removed before the next commit.
         whole = [e for e in kept[number].whole if e.revision <= goals[number]]
-        fragments[number].name(whole, keeps_before=not kept[number].head_is_lost)
+        # A head that names what is given up must not be what a later word goes back to.
+        fragments[number].name(whole, keeps_before=False)
     return _told(layout, kept, goals, back, epoch)
 
 

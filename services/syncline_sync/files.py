@@ -169,12 +169,15 @@ def replace_file(path: Path, data: bytes, before: Path | None = None) -> None:
 
 
 def _keep(path: Path, before: Path) -> None:
-    """Let ``before`` be the file that ``path`` is now, if there is one and the disk has links."""
+    """Let ``before`` be the file that ``path`` is now; or nothing, rather than an older one."""
     beside = before.with_name(before.name + ".new")
-    with contextlib.suppress(OSError):
+    try:
         beside.unlink(missing_ok=True)
         os.link(path, beside)
         beside.replace(before)
+    except OSError:  # there is none yet, or the disk has no links
+        with contextlib.suppress(OSError):
+            before.unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> None:

@@ -123,10 +123,7 @@ class FragmentStore:
         As much a writer as a commit: what that writes has no name yet.
         """
         named = {HEAD, BEFORE, *(e.file for e in self._entries)}
-        found = list[Path]()
-        with contextlib.suppress(OSError):
-            found += self.folder.iterdir()
-        for path in found:
+        for path in (self.folder / name for name in self._names()):
             if path.name in named or path.name in self._stuck:
                 continue
             try:
@@ -214,7 +211,7 @@ class FragmentStore:
         head = self.folder / HEAD
         begun = is_there(self._begun)
         if not is_there(head):
-            if begun:
+            if begun or is_there(self.folder / BEFORE):
                 said = f"{head} is missing, but the fragment has begun. {MEND}"
                 raise StoreDamaged(f"{said}{self._way_back()}")
             return None
@@ -224,20 +221,29 @@ class FragmentStore:
             raise StoreDamaged(f"{error.message}{self._way_back()}") from error
 
     def before(self) -> list[Entry]:
-        """What the head before the newest named, as ``head``; none where nobody can tell."""
+        """What the head before the newest named, as ``head``, if a run can go on from that.
+
+        Nothing where nobody can tell, where either is of the synchronous phase, or where the head
+        is a folder, which nothing can replace.
+        """
+        is_synchronous = any(name.startswith(("g", "o")) for name in self._names())
+        if is_synchronous or (self.folder / HEAD).is_dir():
+            return []
         try:
-            return _named_by(self.folder / BEFORE)
+            entries = _named_by(self.folder / BEFORE)
         except StoreDamaged:
             return []
+        return [] if any(entry.alone for entry in entries) else entries
 
     @property
     def lost(self) -> int:
-        """The newest revision that a head may have named of which only ``before`` is known."""
-        named = [entry.revision for entry in self.before() if not entry.alone]
-        with contextlib.suppress(OSError):
-            found = (REVISION.match(path.name) for path in self.folder.iterdir())
-            named += [int(one[1]) - 1 for one in found if one]
-        return max(named) + 1
+        """The newest revision that a head may have named of which only ``before`` is known.
+
+        It may never have been published: a kill leaves files that no head names.
+        """
+        named = [entry.revision + 1 for entry in self.before()]
+        found = map(REVISION.match, self._names())
+        return max([*named, *(int(one[1]) for one in found if one)], default=0)
 
     @property
     def newest(self) -> int | None:
@@ -248,7 +254,7 @@ class FragmentStore:
     def name(self, entries: list[Entry], *, keeps_before: bool = True) -> None:
         """Let these files, newest first, be the ones that count, in one step.
 
-        The head that said so stays as the one before; or, of one that is damaged, that one's.
+        The head that said so stays as the one before, unless what it named is given up.
         """
         head = json.dumps({"files": [asdict(e) for e in entries]})
         before = self.folder / BEFORE if keeps_before else None
@@ -263,6 +269,11 @@ class FragmentStore:
             return False
         return True
 
+    def _names(self) -> list[str]:
+        with contextlib.suppress(OSError):
+            return [path.name for path in self.folder.iterdir()]
+        return []
+
     def _way_out(self, damaged: Entry, entries: list[Entry]) -> str:
         """What an operator may say where one of several revisions is damaged."""
         if sum(not e.alone for e in entries) < KEPT:
@@ -274,11 +285,11 @@ class FragmentStore:
 
     def _way_back(self) -> str:
         """What an operator may say where the head is damaged or lost."""
-        if all(entry.alone for entry in self.before()):
+        if not self.before():
             return ""
         return (
             f" Or start it with --fall-back {Word(self.place.run, self.lost)}: the run then goes "
-            f"on from what is whole of what {BEFORE} names."
+            f"on from what {BEFORE} names, if that is whole."
         )
 
     def _commit(

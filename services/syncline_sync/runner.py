@@ -26,6 +26,7 @@ from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget
 from syncline_sync.core.ending import Ending
+from syncline_sync.core.few import is_likely
 from syncline_sync.core.fragment import Fragment
 from syncline_sync.core.merge import Outcome, Weighed
 from syncline_sync.core.radial import is_radial
@@ -295,11 +296,12 @@ class Runner:
                 self.core.keep_offer()
                 self._around.look()
         elif counts := judgement.weight > 0.0:
+            outer = self.core.settings.outer  # of the open round: they change between rounds only
+            numbers = judgement.weight, judgement.rescale, push.norm, is_likely(push.norm, outer)
             await self.holding.fold(
-                Weighed(staged.payloads(), judgement.weight, judgement.rescale, push.norm),
+                Weighed(staged.payloads(), *numbers),
                 release,
-                # Of the open round: settings change between rounds only.
-                is_radial=is_radial(self.core.settings.outer, self.name, push.kind),
+                is_radial=is_radial(outer, self.name, push.kind),
             )
         if not self.holding.lingers:
             self._lingering.end()

@@ -23,7 +23,7 @@ KEPT_BYTES = 256 << 20
 
 
 class Slabs:
-    """Idle slabs. Threads may take; one loop gives back and trims.
+    """Idle slabs. Threads may take, and ask for less; one loop gives back and trims.
 
     A slab that is given back, or let go of, has had its last use there: it may be another's at
     once.
@@ -54,9 +54,9 @@ class Slabs:
         return slab
 
     def less(self, size: int) -> UInt8:
-        """Memory for what is less than a slab, and not used again: uint8 [size].
+        """Memory for what is less than a slab, and is not used again: uint8 [size].
 
-        Who has room for that has it: what is idle is not in its place.
+        As much of what is idle goes for it as there is no room for any more.
         """
         self._shrink()
         return np.empty(size, np.uint8)

@@ -45,11 +45,11 @@ async def trained(root: Path, *revisions: int) -> None:
                 await s.pull(fragment=fragment, revision=base + 1)
 
 
-async def trained_on(root: Path, base: int) -> None:
+async def trained_on(root: Path, base: int, epoch: int = 1) -> None:
     """Another round of the first fragment."""
     async with service(root, ALONE) as s:
         await s.members({"a": 1})
-        await s.push(vector(1.0), "a", seq=9, base_revision=base)
+        await s.push(vector(1.0), "a", seq=9, base_revision=base, epoch=epoch)
         await s.pull(revision=base + 1)
 
 
@@ -61,9 +61,9 @@ def damage(root: Path, fragment: int, revision: int) -> Path:
     return path
 
 
-def spoilt(root: Path, name: str, *, is_gone: bool = False) -> Path:
-    """A file of the first fragment that is cut, or gone."""
-    path = root / "runs" / RUN / "00000" / name
+def spoilt(root: Path, name: str, *, fragment: int = 0, is_gone: bool = False) -> Path:
+    """A file of a fragment that is cut, or gone."""
+    path = root / "runs" / RUN / f"{fragment:05d}" / name
     if is_gone:
         path.unlink()
     else:
@@ -241,6 +241,32 @@ def test_a_file_that_no_head_is_known_to_name_may_be_given_up_too(tmp_path: Path
         fall_back(RunStore(tmp_path, RUN), 4)
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_what_was_given_up_never_comes_back(goes_on: bool, tmp_path: Path) -> None:
+    """Though its file is there still, and a fragment that went back loses its head, too."""
+    asyncio.run(trained(tmp_path, 3, 3))
+    damage(tmp_path, 0, 3)
+    fall_back(RunStore(tmp_path, RUN), 3)
+    assert stands(tmp_path) == (2, [2, 2])
+    if goes_on:
+        asyncio.run(trained_on(tmp_path, 2, epoch=2))
+    spoilt(tmp_path, HEAD, fragment=1)
+    with pytest.raises(StoreDamaged, match=f"--fall-back {RUN}@3:"):
+        stands(tmp_path)
+    fall_back(RunStore(tmp_path, RUN), 3)
+    assert stands(tmp_path) == (3, [2, 2])
+
+
+def test_a_head_that_is_a_folder_is_moved_by_hand(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        await trained(tmp_path, 3, 3)
+        head = spoilt(tmp_path, HEAD, is_gone=True)
+        head.mkdir()
+        assert "--fall-back" not in await still_refused(tmp_path, Word(RUN, 9), head)
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_where_both_heads_are_damaged_nothing_changes(is_gone: bool, tmp_path: Path) -> None:
     async def scenario() -> None:
@@ -255,8 +281,8 @@ def test_where_both_heads_are_damaged_nothing_changes(is_gone: bool, tmp_path: P
 def test_killed_on_the_way_back_the_run_is_refused_and_the_same_word_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before each of its writes: the epoch, and of both fragments the head before and the head."""
-    rename, writes = os.replace, 5
+    """Before each of its writes: the epoch, the whole fragment's head, the damaged one's."""
+    rename, writes = os.replace, 3
     for kept in range(writes + 1):
         root, left = tmp_path / str(kept), kept
         asyncio.run(trained(root, 2, 2))

@@ -87,14 +87,23 @@ class Few:
             yield here, (is_int8, count, first, second, third, fourth, factors)
 
 
+def is_likely(norm: float, outer: OuterSettings) -> bool:
+    """Whether a push of this norm may come to be one of a few that are stepped.
+
+    If not, it is not to wait for that: what is summed at the end could have been summed before. Of
+    pushes each of which is under the clip the mean is, too; and a direction is of the sum.
+    """
+    return not outer.direction.enabled and (outer.clip is None or norm <= outer.clip)
+
+
 def few_of(pushes: Sequence[Weighed]) -> Few | None:
     """The pushes of a whole round as a few; None where their sum is needed.
 
     That is where they are none or more than ``FEW_MAX``, or not in one codec of ``CODECS`` and cut
     alike, or where a shard's blocks are not those of the fragment's flat vector, from its first
-    element on.
+    element on; or where one is not to be taken ``as_it_came``.
     """
-    if not 1 <= len(pushes) <= FEW_MAX:
+    if not 1 <= len(pushes) <= FEW_MAX or not all(push.as_it_came for push in pushes):
         return None
     first, *others = (push.payloads for push in pushes)
     fits = _is_in_blocks(pushes[0]) and all(are_cut_alike(first, other) for other in others)

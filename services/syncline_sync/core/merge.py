@@ -60,6 +60,8 @@ class Weighed:
     rescale: float
     norm: float = math.inf
     """Of what the payloads decode to; infinite where nobody knows it."""
+    as_it_came: bool = True
+    """Whether an outer step may be able to take it so: see ``few.is_likely``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from syncline_proto.codec import encode
-from syncline_proto.merging import OuterSettings
+from syncline_proto.merging import DirectionSettings, OuterSettings
 from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import few, merge
@@ -111,6 +111,21 @@ def test_what_is_short_is_not_clipped(count: int, alike: bool, apart: float | No
         assert not is_short
 
 
+@pytest.mark.parametrize("count", range(1, few.FEW_MAX + 1))
+def test_of_pushes_that_are_likely_each_the_mean_is_short(count: int) -> None:
+    pushes = pushes_of(count, pb.CODEC_INT8, BLOCK)
+    total = sum(one.weight * 0.5 ** sum(range(n + 1, count)) for n, one in enumerate(pushes))
+    longest = max(one.norm for one in pushes)
+    found = few.few_of(pushes)
+    assert found is not None
+    outer = OuterSettings(clip=longest * 1.0001 + 1e-5)
+    assert all(few.is_likely(one.norm, outer) for one in pushes)
+    assert found.is_short(total, outer)
+    assert not few.is_likely(longest, OuterSettings(clip=longest * 0.9999))
+    assert few.is_likely(longest, OuterSettings(clip=None))
+    assert not few.is_likely(0.0, OuterSettings(direction=DirectionSettings(enabled=True)))
+
+
 @pytest.mark.parametrize("clip", [None, 10.0])
 @pytest.mark.parametrize("norm", [math.inf, math.nan, 1e30, NORM_LIMIT])
 def test_what_may_be_too_long_for_fp32_is_not_short(norm: float, clip: float | None) -> None:
@@ -172,6 +187,9 @@ def backwards() -> merge.Weighed:
             [push(vector(3), cuts=(7,), codec=pb.CODEC_BF16)] * 2, id="bf16 in parts within one"
         ),
         pytest.param([strange((1, 0, 3))] * 2, id="several spans"),
+        pytest.param(
+            [push(vector(3)), replace(push(vector(3)), as_it_came=False)], id="one that is long"
+        ),
         pytest.param([backwards()], id="ranks in another order"),
     ],
 )

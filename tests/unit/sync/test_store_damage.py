@@ -112,6 +112,25 @@ def test_a_lost_head_is_told_and_nothing_is_removed(tmp_path: Path) -> None:
     assert loaded is not None and loaded.saved.revision == 2
 
 
+def test_without_its_mark_the_head_before_tells_that_a_fragment_has_begun(tmp_path: Path) -> None:
+    for number in range(2):
+        revision(number)(fragment(tmp_path / "f"))
+    (tmp_path / "f.begun").unlink()
+    (tmp_path / "f" / "head.json").unlink()
+    with pytest.raises(StoreDamaged, match=r"head\.json is missing.* --fall-back run@1: "):
+        fragment(tmp_path / "f").load()
+
+
+def test_there_is_no_way_back_into_the_synchronous_phase(tmp_path: Path) -> None:
+    store = fragment(tmp_path / "f")
+    for commit in (revision(0), gradient(1), gradient(2), revision(1)):
+        commit(store)
+        (tmp_path / "f" / "head.json").rename(tmp_path / "head.json")
+        with pytest.raises(StoreDamaged, match=r"stop this one\.$"):
+            fragment(tmp_path / "f").load()
+        (tmp_path / "head.json").rename(tmp_path / "f" / "head.json")
+
+
 def three_fragments(root: Path, run: str = "run") -> RunStore:
     """A run of which two fragments have begun."""
     store, layout = RunStore(root, run), flat_layout(SIZE, fragments=3)
