@@ -1,4 +1,4 @@
-"""How long what could be folded now may wait for more, so that both are folded at once.
+"""How long what could be folded now may wait for more, so that all are taken at once.
 
 What waits holds room for pushes: so it waits no longer than a bound, and not while anybody is
 short of room. Knows nothing of what waits; one loop owns it.
