@@ -29,6 +29,28 @@ def _scale(blocks: Int8, at: int) -> np.float32:
 
 
 @inner
+def add_int8(
+    blocks: Int8, at: int, n: int, rescale: np.float32, weight: np.float32, total: Float32
+) -> None:
+    """total = rescale * total + weight * the block at ``at``, of ``n`` elements."""
+    soon_read(blocks, at, n)
+    scale = _scale(blocks, at)
+    for i in range(n):
+        one = np.float32(blocks[at + SCALE_BYTES + i]) * scale * weight
+        total[i] = total[i] * rescale + one
+
+
+@inner
+def add_bf16(
+    bits: UInt16, at: int, n: int, rescale: np.float32, weight: np.float32, total: Float32
+) -> None:
+    """As ``add_int8``, of the elements from ``at`` on."""
+    soon_read(bits, at, 2 * n)
+    for i in range(n):
+        total[i] = total[i] * rescale + widened(bits[at + i]) * weight
+
+
+@inner
 def sum_of_int8(
     count: int,
     first: Int8,
@@ -57,17 +79,9 @@ def sum_of_int8(
         one = np.float32(first[at + SCALE_BYTES + i]) * scale * weight * rescale
         total[i] = one + np.float32(second[at + SCALE_BYTES + i]) * other * its
     if count > 2:
-        soon_read(third, at, n)
-        scale, rescale, weight = _scale(third, at), factors[3], factors[4]
-        for i in range(n):
-            one = np.float32(third[at + SCALE_BYTES + i]) * scale * weight
-            total[i] = total[i] * rescale + one
+        add_int8(third, at, n, factors[3], factors[4], total)
     if count > 3:
-        soon_read(fourth, at, n)
-        scale, rescale, weight = _scale(fourth, at), factors[5], factors[6]
-        for i in range(n):
-            one = np.float32(fourth[at + SCALE_BYTES + i]) * scale * weight
-            total[i] = total[i] * rescale + one
+        add_int8(fourth, at, n, factors[5], factors[6], total)
 
 
 @inner
@@ -96,54 +110,9 @@ def sum_of_bf16(
         one = widened(first[at + i]) * weight * rescale
         total[i] = one + widened(second[at + i]) * its
     if count > 2:
-        soon_read(third, at, 2 * n)
-        rescale, weight = factors[3], factors[4]
-        for i in range(n):
-            total[i] = total[i] * rescale + widened(third[at + i]) * weight
+        add_bf16(third, at, n, factors[3], factors[4], total)
     if count > 3:
-        soon_read(fourth, at, 2 * n)
-        rescale, weight = factors[5], factors[6]
-        for i in range(n):
-            total[i] = total[i] * rescale + widened(fourth[at + i]) * weight
-
-
-@inner
-def step_of_sum(
-    total: Float32,
-    parameters: Float32,
-    momentum: Float32,
-    out: Float32,
-    start: int,
-    elements: int,
-    factor: np.float32,
-    keep: np.float32,
-    ahead: np.float32,
-    lr: np.float32,
-    squares: Float64,
-) -> None:
-    """``loops.step_of`` with ``total`` for the accumulator, into ``out``.
-
-    To share the arithmetic costs both loops 5 % of their time. The squares of ``total`` are added
-    to ``squares``, element by element: so many go at once without another order of additions.
-    """
-    for i in range(elements):
-        squares[i] += np.float64(total[i]) * np.float64(total[i])
-    for i in range(elements):
-        d = total[i] * factor
-        v = momentum[start + i] * keep + d
-        momentum[start + i] = v
-        out[start + i] = parameters[start + i] - (v * ahead + d) * lr
-
-
-@inner
-def soon_stepped(
-    parameters: Float32, momentum: Float32, out: Float32, start: int, elements: int
-) -> None:
-    """Have the processor fetch what a step needs soon; in turns, as ``loops.step_of``."""
-    for i in range(0, elements, LINE_BYTES // 4):
-        fetch_to_write(momentum, start + i, AHEAD_BYTES)
-        fetch_to_write(out, start + i, AHEAD_BYTES)
-        fetch_to_read(parameters, start + i, AHEAD_BYTES)
+        add_bf16(fourth, at, n, factors[5], factors[6], total)
 
 
 @inner
@@ -154,6 +123,53 @@ def as_int8(data: UInt8) -> Int8:
 @inner
 def as_bf16(data: UInt8) -> UInt16:
     return data[: data.size // 2 * 2].view(np.uint16)
+
+
+@inner
+def step_of_block(
+    is_int8: bool,
+    count: int,
+    first: UInt8,
+    second: UInt8,
+    third: UInt8,
+    fourth: UInt8,
+    factors: Float32,
+    k: int,
+    elements: int,
+    parameters: Float32,
+    momentum: Float32,
+    out: Float32,
+    factor: np.float32,
+    keep: np.float32,
+    ahead: np.float32,
+    lr: np.float32,
+    squares: Float64,
+    total: Float32,
+) -> None:
+    """``loops.step_of`` the ``k``-th block with the pushes' sum for the accumulator, into ``out``.
+
+    To share the arithmetic costs both loops 5 % of their time. The squares of the sum are added to
+    ``squares``, element by element: so many go at once without another order of additions.
+    """
+    start = k * BLOCK
+    for i in range(0, elements, LINE_BYTES // 4):
+        # In turns, as there.
+        fetch_to_write(momentum, start + i, AHEAD_BYTES)
+        fetch_to_write(out, start + i, AHEAD_BYTES)
+        fetch_to_read(parameters, start + i, AHEAD_BYTES)
+    if is_int8:
+        a, b, c, e = as_int8(first), as_int8(second), as_int8(third), as_int8(fourth)
+        sum_of_int8(count, a, b, c, e, factors, k, elements, total)
+    else:
+        p, q, r, s = as_bf16(first), as_bf16(second), as_bf16(third), as_bf16(fourth)
+        sum_of_bf16(count, p, q, r, s, factors, k, elements, total)
+    for i in range(elements):
+        squares[i] += np.float64(total[i]) * np.float64(total[i])
+    for i in range(elements):
+        d = total[i] * factor
+        v = momentum[start + i] * keep + d
+        momentum[start + i] = v
+        out[start + i] = parameters[start + i] - (v * ahead + d) * lr
 
 
 @compiled(
@@ -187,26 +203,17 @@ def step(
 ) -> None:
     """``loops.step`` with, for acc, the sum of the pushes; theta goes to ``out``."""
     total = room[:BLOCK]
-    a, b, c, d = as_int8(first), as_int8(second), as_int8(third), as_int8(fourth)
-    p, q, r, s = as_bf16(first), as_bf16(second), as_bf16(third), as_bf16(fourth)
     full, rest = out.size // BLOCK, out.size % BLOCK
     for k in range(full):
-        soon_stepped(parameters, momentum, out, k * BLOCK, BLOCK)
-        if is_int8:
-            sum_of_int8(count, a, b, c, d, factors, k, BLOCK, total)
-        else:
-            sum_of_bf16(count, p, q, r, s, factors, k, BLOCK, total)
-        step_of_sum(
-            total, parameters, momentum, out, k * BLOCK, BLOCK, factor, keep, ahead, lr, squares
-        )
+        step_of_block(
+            is_int8, count, first, second, third, fourth, factors, k, BLOCK,
+            parameters, momentum, out, factor, keep, ahead, lr, squares, total,
+        )  # fmt: skip
     if rest:
-        if is_int8:
-            sum_of_int8(count, a, b, c, d, factors, full, rest, total)
-        else:
-            sum_of_bf16(count, p, q, r, s, factors, full, rest, total)
-        step_of_sum(
-            total, parameters, momentum, out, full * BLOCK, rest, factor, keep, ahead, lr, squares
-        )
+        step_of_block(
+            is_int8, count, first, second, third, fourth, factors, full, rest,
+            parameters, momentum, out, factor, keep, ahead, lr, squares, total,
+        )  # fmt: skip
 
 
 @compiled(
@@ -246,31 +253,20 @@ def step_and_advance(
     in place of 28, by two pushes in int8.
     """
     total, change = room[:BLOCK], room[BLOCK:]
-    a, b, c, d = as_int8(first), as_int8(second), as_int8(third), as_int8(fourth)
-    p, q, r, s = as_bf16(first), as_bf16(second), as_bf16(third), as_bf16(fourth)
     tell, is_fine = as_int8(told), True
     full, rest = parameters.size // BLOCK, parameters.size % BLOCK
     for k in range(full):
-        soon_stepped(parameters, momentum, parameters, k * BLOCK, BLOCK)
-        if is_int8:
-            sum_of_int8(count, a, b, c, d, factors, k, BLOCK, total)
-        else:
-            sum_of_bf16(count, p, q, r, s, factors, k, BLOCK, total)
-        step_of_sum(
-            total, parameters, momentum, parameters, k * BLOCK, BLOCK,
-            factor, keep, ahead, lr, squares,
+        step_of_block(
+            is_int8, count, first, second, third, fourth, factors, k, BLOCK,
+            parameters, momentum, parameters, factor, keep, ahead, lr, squares, total,
         )  # fmt: skip
         is_fine = is_fine and block_advance(
             held, parameters, k * BLOCK, BLOCK, change, tell, k * BLOCK_BYTES
         )
     if rest:
-        if is_int8:
-            sum_of_int8(count, a, b, c, d, factors, full, rest, total)
-        else:
-            sum_of_bf16(count, p, q, r, s, factors, full, rest, total)
-        step_of_sum(
-            total, parameters, momentum, parameters, full * BLOCK, rest,
-            factor, keep, ahead, lr, squares,
+        step_of_block(
+            is_int8, count, first, second, third, fourth, factors, full, rest,
+            parameters, momentum, parameters, factor, keep, ahead, lr, squares, total,
         )  # fmt: skip
         is_fine = is_fine and block_advance(
             held, parameters, full * BLOCK, rest, change, tell, full * BLOCK_BYTES
