@@ -11,10 +11,13 @@ import pytest
 
 import contest
 import systems
-from contest import DURABLE, OURS, Contest
+from contest import DURABLE, OFF_TURNS_MAX, OURS, Contest, ResultOff
 from turns import Referee, Round, RoundFailed
 
 REPEATS, ENOUGH = 9, 4
+
+
+OFF = -1.0
 
 
 class Told(Contest):
@@ -34,12 +37,14 @@ class Told(Contest):
         seconds = next(self._seconds[system])
         if seconds is None:
             raise RoundFailed("It was not ready.")
+        if seconds == OFF:
+            raise ResultOff("It is off.")
         return Round(seconds=seconds, off=0.0)
 
 
 def rounds(peers: list[float | None], ours: float = 1.0) -> tuple[dict[str, int], dict[str, str]]:
     """How many rounds count of each, and which peers did not come through."""
-    mine: list[float | None] = [ours] * (REPEATS + 1)
+    mine: list[float | None] = [ours] * (REPEATS + 1 + OFF_TURNS_MAX)
     told = Told({OURS: mine, DURABLE: mine, "gloo": peers})
     taken = told.beside("gloo", REPEATS, ENOUGH)
     assert "gloo" not in told._processes, "it has been stopped"
@@ -67,6 +72,13 @@ def test_beside_a_slow_peer_or_one_that_stops_enough_rounds_are_enough(
 
 def test_a_peer_that_stops_before_that_is_left_out() -> None:
     assert rounds([*[1.0] * ENOUGH, None]) == ({}, {"gloo": "It was not ready."})
+
+
+def test_a_turn_in_which_a_peers_result_is_off_is_taken_again_but_not_for_ever() -> None:
+    good: list[float | None] = [1.0] * (REPEATS + 1)
+    off: list[float | None] = [OFF] * OFF_TURNS_MAX
+    assert rounds([*good[:2], *off, *good[2:]]) == (each(REPEATS), {})
+    assert rounds([*good[:2], *off, OFF]) == ({}, {"gloo": "It is off."})
 
 
 def test_a_round_of_ours_that_fails_ends_it() -> None:
