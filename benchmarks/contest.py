@@ -106,7 +106,11 @@ class Contest:
                 rounds[system].append(its)
             took = ", ".join(f"{name} {its.seconds:.2f}" for name, its in taken.items())
             _say(f"Round {repeat} of {repeats}, in seconds: {took}")
-            if repeat >= enough and peer is not None and _is_slow(rounds[peer], rounds[OURS]):
+            if (
+                repeat >= enough
+                and peer is not None
+                and is_slow(rounds[peer][1:], rounds[OURS][1:])
+            ):
                 break
         if peer is not None:
             self._stop(peer)
@@ -175,9 +179,9 @@ class Contest:
                 )
 
 
-def _is_slow(peers: list[Round], ours: list[Round]) -> bool:
-    """Whether a peer takes ``SLOW`` times as long, or longer; the first rounds do not count."""
-    theirs_s, ours_s = (median(one.seconds for one in its[1:]) for its in (peers, ours))
+def is_slow(peers: list[Round], ours: list[Round]) -> bool:
+    """Whether a peer takes ``SLOW`` times as long, or longer; of rounds that count."""
+    theirs_s, ours_s = (median(one.seconds for one in its) for its in (peers, ours))
     return theirs_s >= SLOW * ours_s
 
 

@@ -22,7 +22,7 @@ median of theirs. Null is what was not asked for or could not be measured, be it
                                [--lives L] [--repeats R]
 
 With two replicas and the whole model, on loopback: bf16 must take at most 1.0 of torchft's DiLoCo
-round, int8 0.6, either at most 0.5 of hivemind's and 0.2 of Flower's; at 1 Gbit/s int8 at most
+round, int8 0.6, any codec at most 0.5 of hivemind's and 0.2 of Flower's; at 1 Gbit/s int8 at most
 0.5 of gloo's. `durable_over_slowest` is at most 2.5 on loopback, 1.5 at 1 Gbit/s, 1.25 at 100
 Mbit/s. A sentence and exit code 1 say so where it does not, and, with any options, where a peer
 that was asked for is missing.
@@ -44,7 +44,7 @@ from typing import Any, get_args
 import bare_disk
 import systems
 from asked import at_least
-from contest import CODECS, DURABLE, OURS, SLOW, Contest, Rounds
+from contest import CODECS, DURABLE, OURS, Contest, Rounds, is_slow
 from interrupted import interruptible
 from network import NETWORKS, NetworkUnavailable, network
 from peers.environments import PINS, CannotInstall, default_folder, python_of
@@ -70,7 +70,8 @@ LEASE_S = 60.0
 """A machine so busy that heartbeats are late shows in the seconds; nobody need be lost for it."""
 SLOWEST_MAX = {"loopback": 2.5, "1gbit": 1.5, "100mbit": 1.25}
 """Of a durable round, over the slower of the round and the disk. On loopback large
-fragments are written only once they are merged: one after the other, and a quarter. Where the link
+fragments are written only once they are merged, so that round and disk follow one another, which
+is 2; a quarter of that is for noise. Where the link
 is the slowest part the disk is to show little; the last fragment's commit is always waited for."""
 RATIOS = {"torchft": "over_torchft_diloco"}
 ALONE = "alone"
@@ -229,7 +230,7 @@ def a_life(
 def slow(lives: Sequence[Life], peer: str) -> bool:
     """Whether a peer was so slow in an earlier life that no luck changes what comes of it."""
     taken = [its for life in lives if (its := life.taken.get(peer))]
-    return any(_over(its[OURS], its[peer]) * SLOW <= 1.0 for its in taken)
+    return any(is_slow(its[peer], its[OURS]) for its in taken)
 
 
 def environments(peers: list[str], folder: Path) -> tuple[dict[str, Path], dict[str, str]]:

@@ -110,7 +110,9 @@ class Referee:
         while not self._are_ready(system):
             see_alive()
             if time.monotonic() > end:
-                raise RoundFailed(f"It was not ready within {self._limit_s:g} s.")
+                raise RoundFailed(
+                    f"{system} was not ready within {self._limit_s:g} s; its log may tell why."
+                )
             try:
                 self._hear(*self._said.get(timeout=LOOK_S))
             except queue.Empty:
@@ -169,7 +171,8 @@ def _shut(each: socket.socket) -> None:
 
 
 def _let_go_on(one: _Participant) -> None:
-    """
+    """Let one that waits at the gate go on.
+
     Raises:
         RoundFailed: it is gone.
     """

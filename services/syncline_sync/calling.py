@@ -113,10 +113,9 @@ class Caller:
                     )
                 if self._is_first(method):
                     self._check(answer)
-                failures += answer.status_code >= 500 and answer.status_code not in AWAY
-                # 408 and 429 ask for patience, they refuse nothing.
-                passing = answer.status_code in (408, 429)
-                refused = answer.status_code < 500 and not passing and method != "GET"
+                is_passing = answer.status_code in AWAY
+                failures += answer.status_code >= 500 and not is_passing
+                refused = answer.status_code < 500 and not is_passing and method != "GET"
                 if refused or failures >= failures_max:
                     log.warning("control plane refused", path=path, why=_words_of(answer))
                     return answer

@@ -291,7 +291,8 @@ def _seal(depot: Depot, manifest: Manifest) -> None:
 
 
 def _see_free(depot: Depot) -> None:
-    """
+    """See that the depot is free.
+
     Raises:
         CheckpointError: there is a checkpoint.
     """

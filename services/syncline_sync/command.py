@@ -195,6 +195,6 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _say(sentence: str) -> None:
+def _say(words: str) -> None:
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"syncline-sync: {sentence}\n")
+        sys.stderr.write(f"syncline-sync: {words}\n")

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from syncline_proto.errors import RunUnknown, StoreDamaged
 from syncline_proto.layout import Layout
+from syncline_sync.core.falling import goals
 from syncline_sync.entries import Entry
 from syncline_sync.files import MEND
 from syncline_sync.fragment_store import HEAD, FragmentStore
@@ -107,8 +108,9 @@ def fall_back(store: RunStore, up_to: int) -> str | None:
     for found in kept.values():
         _check(found, first)
     _check_covered(store.run, kept.values(), up_to)
-    goals = cut(kept)
-    back = [number for number in kept if goals[number] < kept[number].newest]
+    newest = {number: found.newest for number, found in kept.items()}
+    to = goals(newest, {number: found.revisions for number, found in kept.items()})
+    back = [number for number in kept if to[number] < newest[number]]
     epoch = store.load_epoch()
     if back:
         epoch += 1
@@ -116,21 +118,10 @@ def fall_back(store: RunStore, up_to: int) -> str | None:
     changed = [number for number in kept if number in back or kept[number].damaged]
     for number in sorted(changed, key=lambda number: bool(kept[number].damaged)):
         # An older one that is whole stays; no file is removed before the next commit.
-        whole = [e for e in kept[number].whole if e.revision <= goals[number]]
+        whole = [e for e in kept[number].whole if e.revision <= to[number]]
         # A head that names what is given up must not be what a later word goes back to.
         fragments[number].name(whole, keeps_before=False)
-    return _told(layout, kept, goals, back, epoch)
-
-
-def cut(kept: Mapping[int, Kept]) -> dict[int, int]:
-    """The revision with which each fragment goes on, by number; each has a whole one. Pure."""
-    newest_whole = {number: found.revisions[0] for number, found in kept.items()}
-    back = [at for number, at in newest_whole.items() if at < kept[number].newest]
-    common = min(back, default=-1)
-    return {
-        number: common if common in kept[number].revisions else at
-        for number, at in newest_whole.items()
-    }
+    return _told(layout, kept, to, back, epoch)
 
 
 def _check(found: Kept, first: int) -> None:
@@ -168,14 +159,14 @@ def _check_covered(run: str, kept: Iterable[Kept], up_to: int) -> None:
 
 
 def _told(
-    layout: Layout, kept: Mapping[int, Kept], goals: Mapping[int, int], back: list[int], epoch: int
+    layout: Layout, kept: Mapping[int, Kept], to: Mapping[int, int], back: list[int], epoch: int
 ) -> str:
     files = ", ".join(str(path) for found in kept.values() for path in found.damaged)
     lost = f"On the operator's word the run goes on without what is damaged ({files})."
     if not back:
         return f"{lost} Nothing but an older revision is lost."
     names = ", ".join(
-        f"{layout.fragments[number].name} from revision {kept[number].newest} to {goals[number]}"
+        f"{layout.fragments[number].name} from revision {kept[number].newest} to {to[number]}"
         for number in back
     )
     return f"{lost} It went back: {names}. Epoch {epoch} begins."

@@ -64,7 +64,7 @@ PAIR = 2
 
 
 class Holding:
-    """One fragment's. Its methods are called one after another."""
+    """One fragment's. But for ``written`` and ``pin`` its methods are called one after another."""
 
     def __init__(
         self,

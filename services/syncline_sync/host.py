@@ -141,7 +141,7 @@ class Host:
         there, host = self._residence, self._residence.runs.get(run.run)
         origin, heard = (None, run.revision) if has_gone_on(run) else (run.origin, 0)
         if host is not None and is_older(host, run):
-            there.put_aside(host)  # it comes back in a new epoch
+            there.take_out(host)  # it comes back in a new epoch
             host = None
         try:
             host = host or await there.load(run.run, run.settings, origin, heard)

@@ -90,7 +90,10 @@ class Metrics:
         )
         each = ["run", "fragment", "replica"]
         self.weight = Gauge(
-            "syncline_replica_weight", "In the last round; 0 to 1.", each, registry=r
+            "syncline_replica_weight",
+            "In the last round; see docs/operations.md.",
+            each,
+            registry=r,
         )
         self.z = Gauge("syncline_replica_z", "z-score of the last round.", each, registry=r)
         self.norm = Gauge("syncline_replica_norm", "Norm of the last push.", each, registry=r)

@@ -59,7 +59,7 @@ async def all_of(doing: Iterable[Awaitable[object]]) -> None:
 def leave_to(pool: ThreadPoolExecutor, work: Callable[[], object]) -> None:
     """Have it done in the pool, and wait for nothing; it is done here where the pool has ended.
 
-    A pool that ends before it has begun that does it as it ends.
+    Where the pool ends before it has begun with it, who ends the pool does it.
     """
 
     def see(doing: Future[object]) -> None:

@@ -22,7 +22,7 @@ from syncline_sync.core.record import Saved
 from syncline_sync.cuts import FEW_SPANS, Cuts, chunk_spans
 from syncline_sync.disk import Disk
 from syncline_sync.pool import compute, leave_to
-from syncline_sync.report import pushed
+from syncline_sync.report import contributions_of
 from syncline_sync.sources import Difference, Source
 
 PULLED_BYTES_MAX = 1 << 20
@@ -51,7 +51,10 @@ class Whose(NamedTuple):
 
 
 class Published:
-    """One revision (or mean gradient) as everyone sees it. One loop owns it."""
+    """One revision (or mean gradient) as everyone sees it. One loop owns it.
+
+    But for ``sums``, which the pool fills, too: a cut has one sum, whoever takes it.
+    """
 
     def __init__(
         self,
@@ -109,7 +112,7 @@ class Published:
             codec=pb.CODEC_INT8 if difference_from else self.codec,
             elements=elements,
             committed_tokens=self.saved.committed_tokens,
-            contributions=pushed(self.saved),
+            contributions=contributions_of(self.saved),
             instance=whose.instance,
             value=whose.value(self.saved),
             difference_from=difference_from,

@@ -77,7 +77,7 @@ def _finite(x: float) -> float | None:
     return x if math.isfinite(x) else None
 
 
-def pushed(saved: Saved) -> list[pb.Contribution]:
+def contributions_of(saved: Saved) -> list[pb.Contribution]:
     """A revision's contributions as the wire has them."""
     return [
         pb.Contribution(

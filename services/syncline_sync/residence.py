@@ -136,7 +136,7 @@ class Residence:
             self.check_whole(name)  # and whoever else asked meanwhile may have loaded it
             host = self._runs.get(name) or await self.load(name, None)
             host.asked_at_s = time.monotonic()
-            self._put_surplus_aside()  # without a wait, in which another might put this one away
+            self._take_surplus_out()  # without a wait, in which another might put this one away
         host.asked_at_s = time.monotonic()
         return host
 
@@ -170,7 +170,7 @@ class Residence:
             return
         host = self._runs.get(name)
         if host is not None:
-            self.put_aside(host)
+            self.take_out(host)
         seat = self._shared.seat
         whose = f" by sync service {seat}" if seat.shards > 1 else ""
         self._damaged[name] = f"Run {name} is not served{whose}: {why}"
@@ -180,7 +180,7 @@ class Residence:
 
     async def put_away(self, beside: int = 0) -> None:
         """Free the ended runs that are too many ``beside`` those, or have been kept long enough."""
-        if gone := self._put_surplus_aside(beside):
+        if gone := self._take_surplus_out(beside):
             await asyncio.wait(gone)  # they go on without whoever waits here
 
     async def sweep(self) -> None:
@@ -208,7 +208,7 @@ class Residence:
             async with asyncio.timeout(STOP_S):
                 await asyncio.gather(*self._loads.values(), return_exceptions=True)
                 for host in list(self._runs.values()):
-                    self.put_aside(host)
+                    self.take_out(host)
                 await all_of(self._stops.values())
         except TimeoutError as error:
             raise DiskHangs(self._shared.root, STOP_S) from error
@@ -255,19 +255,19 @@ class Residence:
         if self._is_ending:
             raise Unreachable(ENDING)
 
-    def _put_surplus_aside(self, beside: int = 0) -> list[asyncio.Task[None]]:
+    def _take_surplus_out(self, beside: int = 0) -> list[asyncio.Task[None]]:
         """Take those out of service; ``put_away`` waits until they are out of memory."""
         kept_from_s = time.monotonic() - ENDED_KEPT_S
         hosts = (host for host in self._runs.values() if host.name not in self._awaited)
         ended = [host for host in hosts if host.ended_at_s is not None]
         ended.sort(key=lambda host: host.asked_at_s, reverse=True)
         return [
-            self.put_aside(host)
+            self.take_out(host)
             for place, host in enumerate(ended)
             if place >= ENDED_MAX - beside or (host.ended_at_s or 0.0) < kept_from_s
         ]
 
-    def put_aside(self, host: RunHost) -> asyncio.Task[None]:
+    def take_out(self, host: RunHost) -> asyncio.Task[None]:
         """Take a run out of service at once, and out of memory when it has come to rest.
 
         Whoever asks for it meanwhile waits for that, and has it read anew.

@@ -70,7 +70,7 @@ class Adopt:
 class Wake(Enum):
     """Something is to be done that the runner has beside its inbox."""
 
-    WAKE = auto()
+    LOOK = auto()
     """Something of the run is new."""
     FOLD = auto()
     """What waits to be folded with more has waited long enough."""
@@ -184,7 +184,7 @@ class Runner:
     def _wake(self) -> None:
         if not self._is_woken:  # a slow disk may hold us up for any number of them
             self._is_woken = True
-            self._inbox.put_nowait(Wake.WAKE)
+            self._inbox.put_nowait(Wake.LOOK)
 
     def standing(self) -> RoundReport:
         """Where the fragment stands now, for who may not have heard of it."""
@@ -221,8 +221,8 @@ class Runner:
                     return
                 if isinstance(event, Staged):
                     await self._take(event)
-                elif event is Wake.WAKE:
-                    self._look_up()
+                elif event is Wake.LOOK:
+                    self._look()
                 elif event is Wake.FOLD:
                     await self._fold_first()
                 closed_by = self.core.due(time.monotonic())
@@ -247,7 +247,7 @@ class Runner:
         except TimeoutError:
             return None
 
-    def _look_up(self) -> None:
+    def _look(self) -> None:
         change, self._change, self._is_woken = self._change, None, False
         if change is not None:
             self._adopt(change)
@@ -297,9 +297,14 @@ class Runner:
                 self._around.look()
         elif counts := judgement.weight > 0.0:
             outer = self.core.settings.outer  # of the open round: they change between rounds only
-            numbers = judgement.weight, judgement.rescale, push.norm, is_likely(push.norm, outer)
             await self.holding.fold(
-                Weighed(staged.payloads(), *numbers),
+                Weighed(
+                    staged.payloads(),
+                    weight=judgement.weight,
+                    rescale=judgement.rescale,
+                    norm=push.norm,
+                    as_it_came=is_likely(push.norm, outer),
+                ),
                 release,
                 is_radial=is_radial(outer, self.name, push.kind),
             )

@@ -69,7 +69,8 @@ class Statuses(Surrounding):
 class _Caught:
     """Takes the error of its block, and tells of it after that; a call that is cut goes as it is.
 
-    Nothing is raised here that a name still has: its frame would have it, and it its frame.
+    Nothing is raised here that a local name still holds: its traceback would have our frame, and
+    our frame it, so both would stay until the garbage collector comes.
     """
 
     def __init__(self, fail: Callable[[BaseException], None]) -> None:

@@ -11,7 +11,7 @@ from syncline_proto.merging import OuterSettings
 from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import few, merge
-from syncline_sync.core.squares import PIECE
+from syncline_sync.core.squares import SQUARES_PIECE as PIECE
 from syncline_sync.core.window import Carry
 from syncline_testing.held import values
 

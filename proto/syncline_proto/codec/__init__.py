@@ -1,6 +1,6 @@
 """Numbers <-> bytes: how the elements of a push or a pull are written, and cut into chunks.
 
-``base`` says what a codec is, ``plain``, ``integers`` and ``topk`` are the codecs (the last two
+``base`` says what a codec is, ``plain``, ``integers`` and ``topk`` are the codecs (int4 and top-k
 share ``blocks``), ``table`` has them by number and by name, ``chunks`` cuts payloads for the way.
 ``difference`` tells a published value by the one before it.
 """

@@ -1,4 +1,4 @@
-"""What the codecs of blocks share: where blocks lie in a payload, and integers under one scale.
+"""What codecs of blocks share: where blocks lie in a payload, and what a scale may be.
 
 All full blocks of a payload are records of equal length, so many of them are worked on at once,
 as the rows of an array; the shorter last one is an array of one row.
@@ -79,34 +79,6 @@ class Blocks(Codec):
         whole = piece.size // self.block * self.block
         parts = (piece[:whole].reshape(-1, self.block), piece[whole:].reshape(1, -1))
         return [rows for rows in parts if rows.size]
-
-
-def quantised(rows: Float32, peaks: Float32, levels: int, mask: int) -> tuple[Float32, Float32]:
-    """Return the scales [k] of fp32 [k, n] and its values over them, rounded: [k, n].
-
-    ``peaks`` [k] are the largest magnitudes, not finite if a value is not. The values are
-    integers, -levels to levels. A scale is peak / levels without the lower bits that ``mask`` (of
-    an fp32's bits) leaves out, so that
-
-    - scale times integer is exact in fp32, and never over the peak: nothing overflows;
-    - the peak is still nearest to ``levels``, as the scale is at most 1 % smaller. So what was
-      decoded has the same scale again, and encodes to the same bytes.
-
-    A block of zeros has scale 0; one with a value that is not finite has scale NaN and ones. No
-    other scale is under ``SCALE_MIN``.
-    """
-    scales = peaks / np.float32(levels)
-    scales.view(np.uint32)[:] &= np.uint32(mask)
-    np.maximum(scales, SCALE_MIN, out=scales)
-    wide = np.repeat(np.float32(1.0) / scales, rows.shape[1]).reshape(rows.shape)
-    wide *= rows
-    np.rint(wide, out=wide)
-    scales[peaks == 0.0] = 0.0
-    lost = ~np.isfinite(peaks)
-    if lost.any():
-        scales[lost] = np.nan
-        wide[lost] = 1.0
-    return scales, wide
 
 
 def check_scales(scales: Float32) -> None:

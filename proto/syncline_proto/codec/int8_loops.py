@@ -82,7 +82,7 @@ def magnitude(value: np.float32) -> np.uint32:
 def scale_put(peak: np.uint32, out: Int8, at: int) -> np.uint32:
     """Write the scale of a block whose largest magnitude is ``peak``, and return its bits.
 
-    It is as ``blocks.quantised`` has it.
+    It is peak / 127 without the lower bits of fp32's, for the same ends as int4's.
     """
     scale = _NONE
     if peak > _NONE:

@@ -14,8 +14,10 @@ import numpy as np
 
 from syncline_proto.codec import int8_loops
 from syncline_proto.codec.base import Codec, Float32, UInt8, UInt16, bf16_values
-from syncline_proto.codec.blocks import SCALE_REFUSED, Blocks, check_scales, quantised
+from syncline_proto.codec.blocks import SCALE_MIN, SCALE_REFUSED, Blocks, check_scales
 from syncline_proto.errors import InvalidRequest
+
+_LEVELS, _SCALE_BITS = np.float32(7.0), np.uint32(0xFFFF0000)
 
 _SIGNED = np.arange(16, dtype=np.float32)
 _SIGNED[8:] -= 16
@@ -93,7 +95,7 @@ class Int4(Blocks):
     def _write_rows(self, rows: Float32, out: UInt8) -> None:
         # Rows are too short to go through one by one: the largest is sought column by column.
         peaks = np.abs(np.ascontiguousarray(rows.T)).max(axis=0)
-        scales, whole = quantised(rows, peaks, 7, 0xFFFF0000)
+        scales, whole = _quantised(rows, peaks)
         out[:, :2] = scales.view(np.uint8).reshape(-1, 4)[:, 2:]
         bytes_each = np.zeros((len(rows), 2 * (out.shape[1] - 2)), np.int8)
         np.copyto(bytes_each[:, : rows.shape[1]], whole, casting="unsafe")
@@ -119,3 +121,30 @@ class Int4(Blocks):
         else:
             np.take(_PAIRS, nibbles, out=out.view(np.complex64), mode="clip")
         out *= scales
+
+
+def _quantised(rows: Float32, peaks: Float32) -> tuple[Float32, Float32]:
+    """Return the scales [k] of fp32 [k, n] and its values over them, rounded: [k, n].
+
+    ``peaks`` [k] are the largest magnitudes, not finite if a value is not. The values are
+    integers, -7 to 7. A scale is peak / 7 without the lower half of fp32's bits, so that
+
+    - scale times integer is exact in fp32, and never over the peak: nothing overflows;
+    - the peak is still nearest to 7, as the scale is at most 1 % smaller. So what was decoded has
+      the same scale again, and encodes to the same bytes.
+
+    A block of zeros has scale 0; one with a value that is not finite has scale NaN and ones. No
+    other scale is under ``SCALE_MIN``.
+    """
+    scales = peaks / _LEVELS
+    scales.view(np.uint32)[:] &= _SCALE_BITS
+    np.maximum(scales, SCALE_MIN, out=scales)
+    wide = np.repeat(np.float32(1.0) / scales, rows.shape[1]).reshape(rows.shape)
+    wide *= rows
+    np.rint(wide, out=wide)
+    scales[peaks == 0.0] = 0.0
+    lost = ~np.isfinite(peaks)
+    if lost.any():
+        scales[lost] = np.nan
+        wide[lost] = 1.0
+    return scales, wide

@@ -201,7 +201,9 @@ def closed(
         replicas[push.replica] = replace(own, excluded=last)
     everyone = {*taking_part, *(push.replica for push in seen)}
     if bad_rounds >= BAD_ROUNDS_MAX and _most_excluded(replicas, everyone):
-        return Statistics(), ("most pushes were excluded twice in a row: norms are learnt anew",)
+        return Statistics(), (
+            f"most pushes were excluded in {BAD_ROUNDS_MAX} rounds in a row: norms are learnt anew",
+        )
     told: list[str] = []
     for replica in dict.fromkeys(push.replica for push in finite_bad):
         last = replicas[replica].excluded
@@ -214,7 +216,7 @@ def closed(
 
 
 def _most_excluded(replicas: Mapping[str, ReplicaNorms], everyone: Collection[str]) -> bool:
-    """Whether of most replicas as many pushes in a row were excluded.
+    """Whether of most replicas the last ``BAD_ROUNDS_MAX`` pushes were all excluded.
 
     Rounds alone do not tell where one may close with few pushes, or with one: those may be all of
     a single replica, which is not to teach the fragment its norm.

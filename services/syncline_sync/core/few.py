@@ -27,6 +27,7 @@ from syncline_sync.core.detector import is_finite
 from syncline_sync.core.few_loops import FEW_MAX
 from syncline_sync.core.merge import (
     CLIP_EPSILON,
+    Numbers,
     Outcome,
     Weighed,
     are_cut_alike,
@@ -35,7 +36,7 @@ from syncline_sync.core.merge import (
 )
 from syncline_sync.core.window import Carry
 
-CODECS = (pb.CODEC_INT8, pb.CODEC_BF16)
+FEW_CODECS = (pb.CODEC_INT8, pb.CODEC_BF16)
 """Of pushes that the loops read."""
 
 _INT8 = codec_of(pb.CODEC_INT8)
@@ -45,10 +46,8 @@ _ROUNDING = 1e-5
 
 _NO_PUSH = np.empty(0, np.uint8)
 
-Given: TypeAlias = tuple[bool, int, UInt8, UInt8, UInt8, UInt8, Float32]
+LoopPushes: TypeAlias = tuple[bool, int, UInt8, UInt8, UInt8, UInt8, Float32]
 """Pushes, as ``few_loops`` take them."""
-
-Numbers: TypeAlias = tuple[np.float32, np.float32, np.float32, np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ class Few:
         numbers = [first.weight, *(n for push in others for n in (push.rescale, push.weight))]
         return np.array([*numbers, *[0.0] * (2 * FEW_MAX - 1 - len(numbers))], np.float32)
 
-    def parts(self) -> Iterator[tuple[slice, Given]]:
+    def parts(self) -> Iterator[tuple[slice, LoopPushes]]:
         """Where each part lies in the flat vector, and all pushes' as ``few_loops`` take it."""
         factors, count = self.factors, len(self.pushes)
         is_int8 = self.pushes[0].payloads[0].codec == pb.CODEC_INT8
@@ -165,7 +164,7 @@ def step_and_advance(
 def _is_in_blocks(push: Weighed) -> bool:
     """Whether shards in one codec follow one another, all parts from where a block begins."""
     done, codec = 0, push.payloads[0].codec
-    if codec not in CODECS:
+    if codec not in FEW_CODECS:
         return False
     for payload in push.payloads:
         if payload.codec != codec or payload.extent.span_count != 1:
@@ -181,7 +180,7 @@ def _prepared(
     total_weight: float, settings: OuterSettings, carry: Carry | None
 ) -> tuple[Numbers, Float64, Float32]:
     """A step's numbers, squares of none so far, and a loop's room."""
-    numbers = numbers_of(Outcome(math.nan, 1.0), total_weight, settings, carry)
+    numbers = numbers_of(1.0, total_weight, settings, carry)
     return numbers, np.zeros(BLOCK), np.empty(2 * BLOCK, np.float32)
 
 

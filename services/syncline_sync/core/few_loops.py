@@ -148,21 +148,22 @@ def step_of_block(
 ) -> None:
     """``loops.step_of`` the ``k``-th block with the pushes' sum for the accumulator, into ``out``.
 
-    To share the arithmetic costs both loops 5 % of their time. The squares of the sum are added to
-    ``squares``, element by element: so many go at once without another order of additions.
+    Written once more here: shared with that, it costs both loops 5 % of their time. The squares of
+    the sum are added to ``squares``, element by element: so many go at once without another order
+    of additions.
     """
     start = k * BLOCK
     for i in range(0, elements, LINE_BYTES // 4):
-        # In turns, as there.
+        # In turns, as in ``loops.step_of``.
         fetch_to_write(momentum, start + i, AHEAD_BYTES)
         fetch_to_write(out, start + i, AHEAD_BYTES)
         fetch_to_read(parameters, start + i, AHEAD_BYTES)
     if is_int8:
-        a, b, c, e = as_int8(first), as_int8(second), as_int8(third), as_int8(fourth)
-        sum_of_int8(count, a, b, c, e, factors, k, elements, total)
+        one, two, three, four = as_int8(first), as_int8(second), as_int8(third), as_int8(fourth)
+        sum_of_int8(count, one, two, three, four, factors, k, elements, total)
     else:
-        p, q, r, s = as_bf16(first), as_bf16(second), as_bf16(third), as_bf16(fourth)
-        sum_of_bf16(count, p, q, r, s, factors, k, elements, total)
+        b1, b2, b3, b4 = as_bf16(first), as_bf16(second), as_bf16(third), as_bf16(fourth)
+        sum_of_bf16(count, b1, b2, b3, b4, factors, k, elements, total)
     for i in range(elements):
         squares[i] += np.float64(total[i]) * np.float64(total[i])
     for i in range(elements):

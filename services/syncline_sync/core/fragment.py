@@ -60,7 +60,7 @@ class Fragment:
         self._pace = policy.Pace()
         self._phase = Phase(number, ending or Ending(), offer)
         if self.saved.revision > 0:
-            self._phase.is_past()
+            self._phase.passed()
 
     @property
     def members(self) -> Mapping[str, int]:

@@ -13,7 +13,7 @@ from syncline_proto.codec.int8_loops import BLOCK, BLOCK_BYTES
 from syncline_proto.codec.loops import AHEAD_BYTES, LINE_BYTES
 from syncline_proto.compiled import compiled, fetch_to_read, fetch_to_write, inner, read, written
 
-PIECE = 1024
+STEP_PIECE = 1024
 """Elements of a step by itself that are asked for at a time."""
 
 NUMBERS = ("float32",) * 4
@@ -62,10 +62,12 @@ def step(
     lr: np.float32,
 ) -> None:
     """D = factor * acc; v = keep v + D; acc = theta - lr (ahead v + D)."""
-    full, rest = parameters.size // PIECE, parameters.size % PIECE
+    full, rest = parameters.size // STEP_PIECE, parameters.size % STEP_PIECE
     for k in range(full):
-        step_of(parameters, momentum, accumulator, k * PIECE, PIECE, factor, keep, ahead, lr)
-    step_of(parameters, momentum, accumulator, full * PIECE, rest, factor, keep, ahead, lr)
+        step_of(
+            parameters, momentum, accumulator, k * STEP_PIECE, STEP_PIECE, factor, keep, ahead, lr
+        )
+    step_of(parameters, momentum, accumulator, full * STEP_PIECE, rest, factor, keep, ahead, lr)
 
 
 @compiled(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -27,10 +28,13 @@ from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import loops
 from syncline_sync.core.detector import is_finite
-from syncline_sync.core.squares import PIECE, Squares
+from syncline_sync.core.squares import SQUARES_PIECE, Squares
 from syncline_sync.core.window import Carry
 
 CLIP_EPSILON = 1e-6
+
+Numbers: TypeAlias = tuple[np.float32, np.float32, np.float32, np.float32]
+"""clip / W, the two mu, and lr."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +129,7 @@ def _begin_both(accumulator: Float32, first: Weighed, other: Weighed) -> Squares
     for part, beside in zip(parts_of(first.payloads), parts_of(other.payloads), strict=True):
         at = part.at
         for data, its in zip(_pieces(part), _pieces(beside), strict=True):
-            end = min(at + PIECE, part.at + part.elements)
+            end = min(at + SQUARES_PIECE, part.at + part.elements)
             part.codec.scale_both(data, its, accumulator[at:end], factors)
             written = end if at == written else written
             squares.take(accumulator, written)
@@ -184,7 +188,7 @@ def outer_step(
     square_sum = (squares or Squares()).of(accumulator)
     outcome = outcome_of(square_sum, total_weight, settings)
     if outcome.clip:
-        numbers = numbers_of(outcome, total_weight, settings, carry)
+        numbers = numbers_of(outcome.clip, total_weight, settings, carry)
         loops.step(parameters, momentum, accumulator, *numbers)
     return outcome
 
@@ -208,7 +212,7 @@ def step_and_advance(
     outcome = outcome_of(square_sum, total_weight, settings)
     if not outcome.clip:
         return outcome, advance(published, parameters, unread)
-    numbers = numbers_of(outcome, total_weight, settings, carry)
+    numbers = numbers_of(outcome.clip, total_weight, settings, carry)
 
     def write(out: UInt8) -> bool:
         return loops.step_and_advance(parameters, momentum, accumulator, *numbers, published, out)
@@ -226,11 +230,11 @@ def outcome_of(square_sum: float, total_weight: float, settings: OuterSettings) 
 
 
 def numbers_of(
-    outcome: Outcome, total_weight: float, settings: OuterSettings, carry: Carry | None
-) -> tuple[np.float32, np.float32, np.float32, np.float32]:
-    """clip / W, the two mu, and lr."""
+    clip: float, total_weight: float, settings: OuterSettings, carry: Carry | None
+) -> Numbers:
+    """What the loops of a step are told."""
     carry = carry or Carry(settings.momentum, settings.momentum)
-    factor = np.float32(outcome.clip / total_weight)
+    factor = np.float32(clip / total_weight)
     return factor, np.float32(carry.keep), np.float32(carry.ahead), np.float32(settings.lr)
 
 
@@ -269,9 +273,9 @@ def parts_of(payloads: Iterable[Payload]) -> Iterator[Part]:
 def _pieces(part: Part) -> Iterator[Bytes]:
     """A part's data, cut so that what a piece becomes is in the cache still when it is looked at.
 
-    Each but the last is of ``PIECE`` elements, a multiple of every codec's grain.
+    Each but the last is of ``SQUARES_PIECE`` elements, a multiple of every codec's grain.
     """
-    step = part.codec.size(PIECE)
+    step = part.codec.size(SQUARES_PIECE)
     return (part.data[at : at + step] for at in range(0, len(part.data), step))
 
 

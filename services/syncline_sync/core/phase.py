@@ -35,7 +35,7 @@ class Phase:
         """Whether every fragment has its offer: they become revision 1."""
         return self._ending.decided
 
-    def is_past(self) -> None:
+    def passed(self) -> None:
         """The fragment stands at revision 1 or later: no offer of it is missing."""
         self._ending.offered(self._number, self._ending.phase)
 

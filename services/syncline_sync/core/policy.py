@@ -93,16 +93,16 @@ class Pace:
 
 
 def due(
-    r: Round, settings: RunSettings, wishes: Wishes, pace: Pace, now_s: float, running: bool
+    r: Round, settings: RunSettings, wished: Wishes, pace: Pace, now_s: float, running: bool
 ) -> ClosedBy | None:
     """Whether a round of pushes may close now, and why. One of offers is the fragment's matter."""
     if r.window is not None:
-        return ClosedBy.PUSH if r.entries and wishes.alive >= wishes.needed else None
-    if len(r.replicas) < wishes.needed:
+        return ClosedBy.PUSH if r.entries and wished.alive >= wished.needed else None
+    if len(r.replicas) < wished.needed:
         return None
-    are_in = len(r.arrived.keys() | set(wishes.gone)) >= wishes.wished
+    are_in = len(r.arrived.keys() | set(wished.gone)) >= wished.wished
     if are_in and r.expected <= r.arrived.keys():
-        lost = r.lost or len(r.arrived) < wishes.wished
+        lost = r.lost or len(r.arrived) < wished.wished
         return ClosedBy.LOSS if lost else ClosedBy.EVERYONE
     if not running:
         return None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from syncline_proto.codec import Float32, square_sum
 
-PIECE = 1 << 17
+SQUARES_PIECE = 1 << 17
 """Elements whose squares are taken at a time: with what they are made of they fit into the
 second-level cache."""
 
@@ -28,11 +28,11 @@ class Squares:
 
     def take(self, values: Float32, end: int) -> None:
         """Take what is whole pieces of the first ``end`` values, which will not change."""
-        for at in range(self._taken, end - PIECE + 1, PIECE):
-            self.add(values[at : at + PIECE])
+        for at in range(self._taken, end - SQUARES_PIECE + 1, SQUARES_PIECE):
+            self.add(values[at : at + SQUARES_PIECE])
 
     def add(self, piece: Float32) -> None:
-        """Take the next ``PIECE`` values."""
+        """Take the next ``SQUARES_PIECE`` values."""
         self._total += square_sum(piece)
         self._taken += piece.size
 

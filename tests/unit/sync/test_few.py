@@ -21,7 +21,7 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import few, merge
 from syncline_sync.core.detector import NORM_LIMIT
 from syncline_sync.core.record import Kind
-from syncline_sync.core.squares import PIECE
+from syncline_sync.core.squares import SQUARES_PIECE as PIECE
 from syncline_sync.core.window import Carry
 from syncline_sync.shelf import Loan
 from syncline_testing.few import BLOCK, LONG, Here, payload, push, vector, weighed
@@ -60,7 +60,7 @@ def pushes_of(
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("carry", [None, Carry(0.3, 0.2)])
 @pytest.mark.parametrize("down", ["bf16", "int8"])
-@pytest.mark.parametrize("codec", few.CODECS)
+@pytest.mark.parametrize("codec", few.FEW_CODECS)
 def test_a_few_are_stepped_to_the_bits_of_their_sum(
     numel: int,
     shape: dict[str, tuple[int, ...]],
@@ -197,7 +197,7 @@ def test_what_are_no_few_are_summed(pushes: list[merge.Weighed]) -> None:
     assert few.few_of(pushes) is None
 
 
-@pytest.mark.parametrize("codec", few.CODECS)
+@pytest.mark.parametrize("codec", few.FEW_CODECS)
 def test_as_many_wait_as_could_be_stepped_as_they_came(
     codec: pb.Codec.ValueType, tmp_path: Path
 ) -> None:

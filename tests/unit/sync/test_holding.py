@@ -243,7 +243,7 @@ def test_the_norm_is_of_the_sum_that_the_outer_step_takes(
 ) -> None:
     """Its squares are taken as it is begun, where nothing comes to it after that."""
     for module in (merge, squares):
-        monkeypatch.setattr(module, "PIECE", 512)
+        monkeypatch.setattr(module, "SQUARES_PIECE", 512)
 
     async def scenario(f: Fragment) -> None:
         await f.offer(values(1))

@@ -65,6 +65,7 @@ def test_reports_do_not_wait_for_ever_for_values_that_always_move(
         while not batch.done():
             lull.moved()
             await asyncio.sleep(0.01)
+        assert (await batch)[1] == [event(1)]
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
@@ -79,5 +80,6 @@ def test_reports_that_keep_coming_are_not_kept_for_ever(monkeypatch: pytest.Monk
         while not batch.done():
             reports.put("one", event(1))
             await asyncio.sleep(0.01)
+        assert (await batch)[1]
 
     asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline_sync.core.squares import PIECE, Squares
+from syncline_sync.core.squares import SQUARES_PIECE as PIECE
+from syncline_sync.core.squares import Squares
 
 VALUES = np.random.default_rng(0).standard_normal(3 * PIECE + 77).astype(np.float32)
 
