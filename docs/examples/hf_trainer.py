@@ -48,5 +48,5 @@ ended = trainer.train()
 
 replica = callback.replica
 assert replica is not None
-print(f"{replica.name}: {replica.run_tokens} tokens, loss {ended.training_loss:.2f}")
+print(f"{replica.name}: {replica.run_tokens} tokens, mean loss {ended.training_loss:.2f}")
 model.save_pretrained(f"hf-trainer-{replica.name}")

@@ -19,9 +19,11 @@ from pathlib import Path
 from syncline_proto.errors import RunUnknown, StoreDamaged
 from syncline_proto.layout import Layout
 from syncline_sync.core.falling import goals
+from syncline_sync.core.record import Saved
 from syncline_sync.entries import Entry
 from syncline_sync.files import MEND
 from syncline_sync.fragment_store import HEAD, FragmentStore
+from syncline_sync.recalled import check_epoch
 from syncline_sync.store import RunStore
 from syncline_sync.word import Word
 
@@ -37,6 +39,8 @@ class Kept:
     damaged: tuple[Path, ...]
     lost: int
     """The newest revision of which a file is damaged; -1: none is."""
+    committed_in: int
+    """The last epoch that a whole file of it is of."""
     is_synchronous: bool
 
     @classmethod
@@ -54,24 +58,28 @@ class Kept:
             return cls._of_lost_head(fragment, before)
         if entries is None:
             return None
-        whole = [entry for entry in entries if fragment.is_whole(entry)]
-        damaged = [entry for entry in entries if entry not in whole]
+        saved = {entry: fragment.saved_in(entry) for entry in entries}
+        whole = [entry for entry, its in saved.items() if its is not None]
+        damaged = [entry for entry, its in saved.items() if its is None]
         return cls(
             newest=next(e.revision for e in entries if not e.alone),
             whole=tuple(e for e in whole if not e.alone),
             damaged=tuple(fragment.folder / e.file for e in damaged),
             lost=max((e.revision for e in damaged), default=-1),
+            committed_in=_last_epoch(saved.values()),
             is_synchronous=any(e.alone for e in entries),
         )
 
     @classmethod
     def _of_lost_head(cls, fragment: FragmentStore, before: list[Entry]) -> Kept:
         """What is whole of what the head before it names: nobody knows what is newer."""
+        saved = {entry: fragment.saved_in(entry) for entry in before}
         return cls(
             newest=fragment.lost,
-            whole=tuple(e for e in before if fragment.is_whole(e)),
+            whole=tuple(entry for entry, its in saved.items() if its is not None),
             damaged=(fragment.folder / HEAD,),
             lost=fragment.lost,
+            committed_in=_last_epoch(saved.values()),
             is_synchronous=False,
         )
 
@@ -91,7 +99,7 @@ def fall_back(store: RunStore, up_to: int) -> str | None:
     Raises:
         RunUnknown: there is no such run.
         StoreDamaged: nothing that is kept of a fragment is whole, or a later revision is damaged,
-            too; nothing was changed.
+            too, or the run's epoch is lost; nothing was changed.
         StoreError: the disk refuses; say it again once it does not.
     """
     layout = store.load_layout()
@@ -112,16 +120,23 @@ def fall_back(store: RunStore, up_to: int) -> str | None:
     to = goals(newest, {number: found.revisions for number, found in kept.items()})
     back = [number for number in kept if to[number] < newest[number]]
     epoch = store.load_epoch()
+    check_epoch(store, epoch, {number: found.committed_in for number, found in kept.items()})
     if back:
         epoch += 1
         store.save_epoch(epoch)
     changed = [number for number in kept if number in back or kept[number].damaged]
-    for number in sorted(changed, key=lambda number: bool(kept[number].damaged)):
+    # The one that the others go back with comes last: until then it says where to.
+    own = {number: (bool(found.damaged), -found.revisions[0]) for number, found in kept.items()}
+    for number in sorted(changed, key=own.__getitem__):
         # An older one that is whole stays; no file is removed before the next commit.
         whole = [e for e in kept[number].whole if e.revision <= to[number]]
         # A head that names what is given up must not be what a later word goes back to.
         fragments[number].name(whole, keeps_before=False)
     return _told(layout, kept, to, back, epoch)
+
+
+def _last_epoch(saved: Iterable[Saved | None]) -> int:
+    return max((its.epoch for its in saved if its is not None), default=1)
 
 
 def _check(found: Kept, first: int) -> None:

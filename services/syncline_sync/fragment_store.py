@@ -254,20 +254,22 @@ class FragmentStore:
     def name(self, entries: list[Entry], *, keeps_before: bool = True) -> None:
         """Let these files, newest first, be the ones that count, in one step.
 
-        The head that said so stays as the one before, unless what it named is given up.
+        The head that said so stays as the one before, unless what it named is given up: then that,
+        too, names these, and first, since a kill may come in between.
         """
-        head = json.dumps({"files": [asdict(e) for e in entries]})
-        before = self.folder / BEFORE if keeps_before else None
-        replace_file(self.folder / HEAD, SEAL.close(head), before)
+        head = SEAL.close(json.dumps({"files": [asdict(e) for e in entries]}))
+        before = self.folder / BEFORE
+        if not keeps_before:
+            replace_file(before, head)
+        replace_file(self.folder / HEAD, head, before if keeps_before else None)
         self._entries = entries
 
-    def is_whole(self, entry: Entry) -> bool:
-        """Whether its file is what was committed, to the bit. Heavy."""
+    def saved_in(self, entry: Entry) -> Saved | None:
+        """What was saved in its file; None: that is not what was committed, to the bit. Heavy."""
         try:
-            self._read(entry, with_arrays=False)
+            return self._read(entry, with_arrays=False)[0]
         except StoreDamaged:
-            return False
-        return True
+            return None
 
     def _names(self) -> list[str]:
         with contextlib.suppress(OSError):

@@ -63,7 +63,7 @@ class Recalled:
         ]
         went_back = bool(behind or older)
         found = read_fragments(fragments, epoch + went_back, go_on)
-        _check_epoch(store, epoch, found)
+        check_epoch(store, epoch, {number: one.committed_in for number, one in found.items()})
         epoch += went_back
         recalled = cls(layout, found, epoch, went_back, heard, min(older, default=None))
         if went_back:
@@ -73,8 +73,8 @@ class Recalled:
         return recalled
 
 
-def _check_epoch(store: RunStore, epoch: int, found: Mapping[int, Stored]) -> None:
-    """See that the epoch on the disk is no older than what was committed in it.
+def check_epoch(store: RunStore, epoch: int, committed_in: Mapping[int, int]) -> None:
+    """See that the epoch on the disk is no older than what was committed in it, by fragment.
 
     Without this a lost file would let an epoch begin a second time, and what replicas hold of its
     first time, which the run has gone back from, would be taken for what is there.
@@ -82,11 +82,11 @@ def _check_epoch(store: RunStore, epoch: int, found: Mapping[int, Stored]) -> No
     Raises:
         StoreDamaged: it is lost, or an older copy.
     """
-    for number, one in found.items():
-        if one.committed_in > epoch:
+    for number, its in committed_in.items():
+        if its > epoch:
             raise StoreDamaged(
                 f"{store.epoch_file} is missing or an older one: it says epoch {epoch}, and "
-                f"fragment {number} was committed in epoch {one.committed_in}. {MEND}"
+                f"fragment {number} was committed in epoch {its}. {MEND}"
             )
 
 

@@ -3,6 +3,7 @@
     ROOT/runs/RUN/run.json                        the run's settings
     ROOT/runs/RUN/layout.json                     the layout, once and for all
     ROOT/runs/RUN/epoch.json                      the run's epoch; without it, 1
+    ROOT/runs/RUN/epoch.there                     empty: the run has an epoch.json, or is damaged
     ROOT/runs/RUN/origin.json                     of a run that was restored: from what (aside.py)
     ROOT/runs/RUN/FRAGMENT/r00000012.safetensors  parameters, momentum; the rest as metadata
                                                   (int8 down: in bf16, what is published, too)
@@ -39,6 +40,7 @@ from syncline_sync.files import (
     SEAL,
     is_there,
     make_folder,
+    make_mark,
     read,
     readable,
     replace_file,
@@ -119,9 +121,15 @@ class RunStore:
             return RunSettings.model_validate_json(SEAL.open(read(path)))
 
     def load_epoch(self) -> int:
-        """How often the run's revisions went back, and 1."""
+        """How often the run's revisions went back, and 1.
+
+        Raises:
+            StoreDamaged: it is damaged, or lost.
+        """
         path = self.epoch_file
         if not is_there(path):
+            if is_there(path.with_suffix(".there")):
+                raise StoreDamaged(f"{path} is missing, and the run has gone back. {MEND}")
             return 1
         with understood(path):
             epoch = json.loads(SEAL.open(read(path)))["epoch"]
@@ -131,6 +139,7 @@ class RunStore:
 
     def save_epoch(self, epoch: int) -> None:
         self._save(self.epoch_file.name, json.dumps({"epoch": epoch}))
+        make_mark(self.epoch_file.with_suffix(".there"))
 
     def fragments(
         self, layout: Layout, numbers: Sequence[int] | None = None

@@ -45,12 +45,13 @@ async def trained(root: Path, *revisions: int) -> None:
                 await s.pull(fragment=fragment, revision=base + 1)
 
 
-async def trained_on(root: Path, base: int, epoch: int = 1) -> None:
-    """Another round of the first fragment."""
+async def trained_on(root: Path, base: int, epoch: int = 1, fragment: int = 0) -> None:
+    """Another round of a fragment."""
     async with service(root, ALONE) as s:
         await s.members({"a": 1})
-        await s.push(vector(1.0), "a", seq=9, base_revision=base, epoch=epoch)
-        await s.pull(revision=base + 1)
+        value, which = vector(1.0), {"fragment": fragment}
+        await s.push(value, "a", seq=9, base_revision=base, epoch=epoch, **which)
+        await s.pull(revision=base + 1, **which)
 
 
 def damage(root: Path, fragment: int, revision: int) -> Path:
@@ -69,6 +70,17 @@ def spoilt(root: Path, name: str, *, fragment: int = 0, is_gone: bool = False) -
     else:
         path.write_bytes(path.read_bytes()[:-3])
     return path
+
+
+def hurt_twice(root: Path) -> None:
+    """A damaged revision 4, and a lost head; what that one named before are 4 and 3, both whole."""
+    asyncio.run(trained(root, 4, 4))
+    third = root / "runs" / RUN / "00001" / "r00000003.safetensors"
+    there = third.read_bytes()
+    asyncio.run(trained_on(root, 4, fragment=1))
+    third.write_bytes(there)  # its sweep was not reached
+    damage(root, 0, 4)
+    spoilt(root, HEAD, fragment=1)
 
 
 def stands(root: Path) -> tuple[int, list[int]]:
@@ -257,6 +269,34 @@ def test_what_was_given_up_never_comes_back(goes_on: bool, tmp_path: Path) -> No
     assert stands(tmp_path) == (3, [2, 2])
 
 
+def test_what_was_given_up_never_comes_back_by_a_head_that_is_lost_twice(tmp_path: Path) -> None:
+    hurt_twice(tmp_path)
+    for epoch in (2, 3):
+        fall_back(RunStore(tmp_path, RUN), 5)
+        assert stands(tmp_path) == (epoch, [3, 3])
+        spoilt(tmp_path, HEAD, fragment=1, is_gone=True)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_an_epoch_that_is_lost_is_not_begun_again_on_a_word(goes_on: bool, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        await trained(tmp_path, 3, 3)
+        damage(tmp_path, 0, 3)
+        fall_back(RunStore(tmp_path, RUN), 3)
+        if goes_on:
+            for fragment in (0, 1):
+                await trained_on(tmp_path, 2, epoch=2, fragment=fragment)
+            damage(tmp_path, 0, 3)
+        epoch = tmp_path / "runs" / RUN / "epoch.json"
+        epoch.unlink()
+        await still_refused(tmp_path, Word(RUN, 3), epoch)
+        epoch.with_suffix(".there").unlink()  # as of a store from before there were such marks
+        if goes_on:
+            await still_refused(tmp_path, Word(RUN, 3), epoch)
+
+    asyncio.run(scenario())
+
+
 def test_a_head_that_is_a_folder_is_moved_by_hand(tmp_path: Path) -> None:
     async def scenario() -> None:
         await trained(tmp_path, 3, 3)
@@ -278,15 +318,19 @@ def test_where_both_heads_are_damaged_nothing_changes(is_gone: bool, tmp_path: P
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("is_alone", [True, False])
 def test_killed_on_the_way_back_the_run_is_refused_and_the_same_word_ends_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_alone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before each of its writes: the epoch, the whole fragment's head, the damaged one's."""
-    rename, writes = os.replace, 3
+    """Before each of its writes: the epoch, the heads, and those that stand before them."""
+    rename, writes = os.replace, 5
     for kept in range(writes + 1):
         root, left = tmp_path / str(kept), kept
-        asyncio.run(trained(root, 2, 2))
-        damage(root, 0, 2)
+        if is_alone:
+            asyncio.run(trained(root, 5, 5))
+            damage(root, 0, 5)
+        else:
+            hurt_twice(root)
 
         def replace(source: Any, target: Any) -> None:
             nonlocal left
@@ -299,13 +343,13 @@ def test_killed_on_the_way_back_the_run_is_refused_and_the_same_word_ends_it(
             patch.setattr(os, "replace", replace)
             if kept < writes:
                 with pytest.raises(StoreError):
-                    fall_back(RunStore(root, RUN), 2)
+                    fall_back(RunStore(root, RUN), 5)
             else:
-                fall_back(RunStore(root, RUN), 2)
+                fall_back(RunStore(root, RUN), 5)
         if kept < writes:
             with pytest.raises(StoreDamaged):
                 stands(root)
-            assert fall_back(RunStore(root, RUN), 2) is not None
+            assert fall_back(RunStore(root, RUN), 5) is not None
         epoch, revisions = stands(root)
         assert epoch >= 2
-        assert revisions == [1, 1]
+        assert revisions == ([4, 4] if is_alone else [3, 3])

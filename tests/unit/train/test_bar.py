@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from syncline.train.progress import BarListener, Ending, Start
+from syncline.train import progress
+from syncline.train.progress import BarListener, Ending, LineListener, Start, listener_for
 from syncline_testing.views import NOW, ending
 
 TRAINING = "1,000 tokens/s  MFU 41.2%  loss 3.600 bits/byte  held-out 3.750 bits/byte"
@@ -59,3 +60,26 @@ def test_who_joins_a_run_under_way_begins_where_that_is() -> None:
     bar.close()
     last = next(line for line in reversed(screen.getvalue().splitlines()) if "━" in line)
     assert "10%" in last.split()
+
+
+def test_where_there_is_no_terminal_it_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now_s)
+    out = io.StringIO()
+    lines = LineListener(Console(file=out, force_terminal=False))
+    lines.start(START)
+    for tokens in range(30, 55):
+        lines.update(replace(NOW, tokens=tokens, tokens_total=100, eta_s=75.0))
+        now_s += 1.0
+    lines.close(ending(100))
+    first, *told, last = out.getvalue().splitlines()
+    assert first.startswith("r (alone): 1 parameters")
+    assert [line.split("  ")[0] for line in told] == [f"{n} of 100 tokens" for n in (30, 40, 50)]
+    assert all(TRAINING in line and line.endswith("left 0:01:15") for line in told)
+    assert last.startswith("held-out ")
+
+
+def test_a_log_gets_lines() -> None:
+    assert isinstance(listener_for("bar", io.StringIO(), first=True), LineListener)

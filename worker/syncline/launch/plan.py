@@ -19,6 +19,8 @@ from syncline_proto.errors import ConfigError, StoreError
 from syncline_proto.locks import owned
 
 DEMO_GRACE_S = 5.0
+DEMO_RESTARTS = 3
+"""As ``up`` by default."""
 DEMO_FOLDER = "syncline-demo"
 UP_FOLDER = "syncline-runs"
 LOCK = ".lock"
@@ -87,6 +89,7 @@ def plan_demo(out: str | None, overrides: Sequence[str], seconds_limit: float | 
         sync_port=job.up.sync_port,
         grace_s=DEMO_GRACE_S,
         seconds_limit=seconds_limit,
+        restarts=DEMO_RESTARTS,
         goes_on=False,
     )
 

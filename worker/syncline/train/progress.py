@@ -1,13 +1,15 @@
 """The port through which a trainer tells how far it is, and who listens behind it.
 
-``bar`` is for people, ``json`` (one object a line) for programs such as ``syncline up``, ``none``
-for tests and for ranks other than 0. Telling never decides anything.
+``bar`` is for people (lines, where no terminal shows one), ``json`` (one object a line) for programs
+such as ``syncline up``, ``none`` for tests and for ranks other than 0. Telling never decides
+anything.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -23,6 +25,9 @@ from rich.progress import (
 from rich.text import Text
 
 ProgressKind = Literal["bar", "json", "none"]
+
+LINE_S = 10.0
+"""Between two lines, where no terminal shows a bar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,9 +220,7 @@ class BarListener:
         self._told: Snapshot | None = None
 
     def start(self, start: Start) -> None:
-        who = f"{start.run}/{start.replica}" if start.replica else f"{start.run} (alone)"
-        first = with_unit(start.held_out_loss, start.bits_per_byte)
-        self._say(f"{who}: {start.parameters:,} parameters, held-out {first} at the start")
+        _say_start(self._console, start)
         total, done = start.tokens_total, start.tokens
         self._bar.update(self._task, description=start.run, total=total, completed=done)
         self._bar.start()
@@ -235,16 +238,49 @@ class BarListener:
                 self._bar.words = _words(_at_the_end(self._told, ending))
         if self._bar.live.is_started:
             self._bar.stop()
-        if ending is None:
-            return
-        result = with_unit(ending.held_out_merged, ending.bits_per_byte_merged)
-        found = f"held-out {result}" if result is not None else ending.reason
-        self._say(f"{found} after {ending.tokens:,} tokens in {ending.seconds:,.0f} s")
-        if ending.exported:
-            self._say(f"exported to {ending.exported}")
+        _say_ending(self._console, ending)
 
-    def _say(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True)
+
+class LineListener:
+    """What the bar says, as a line now and then: for a log, or who reads one."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._told_at_s = console, -math.inf
+
+    def start(self, start: Start) -> None:
+        _say_start(self._console, start)
+
+    def update(self, now: Snapshot) -> None:
+        at_s = time.monotonic()
+        if at_s - self._told_at_s < LINE_S:
+            return
+        self._told_at_s = at_s
+        total = "" if now.tokens_total is None else f" of {now.tokens_total:,}"
+        words = (f"{now.tokens:,}{total} tokens", *_words(now).splitlines(), _left(now.eta_s))
+        _say(self._console, "  ".join(filter(None, words)))
+
+    def close(self, ending: Ending | None = None) -> None:
+        _say_ending(self._console, ending)
+
+
+def _say_start(console: Console, start: Start) -> None:
+    who = f"{start.run}/{start.replica}" if start.replica else f"{start.run} (alone)"
+    first = with_unit(start.held_out_loss, start.bits_per_byte)
+    _say(console, f"{who}: {start.parameters:,} parameters, held-out {first} at the start")
+
+
+def _say_ending(console: Console, ending: Ending | None) -> None:
+    if ending is None:
+        return
+    result = with_unit(ending.held_out_merged, ending.bits_per_byte_merged)
+    found = f"held-out {result}" if result is not None else ending.reason
+    _say(console, f"{found} after {ending.tokens:,} tokens in {ending.seconds:,.0f} s")
+    if ending.exported:
+        _say(console, f"exported to {ending.exported}")
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 def _at_the_end(told: Snapshot, ending: Ending) -> Snapshot:
@@ -321,4 +357,5 @@ def listener_for(kind: ProgressKind, out: TextIO, *, first: bool) -> Listener:
         return NoListener()
     if kind == "json":
         return JsonListener(out)
-    return BarListener(Console(stderr=True))
+    console = Console(stderr=True)
+    return BarListener(console) if console.is_terminal else LineListener(console)
