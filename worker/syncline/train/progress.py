@@ -1,8 +1,8 @@
 """The port through which a trainer tells how far it is, and who listens behind it.
 
-``bar`` is for people (lines, where no terminal shows one), ``json`` (one object a line) for programs
-such as ``syncline up``, ``none`` for tests and for ranks other than 0. Telling never decides
-anything.
+``bar`` is for people (lines, where no terminal shows one), ``json`` (one object a line) for
+programs such as ``syncline up``, ``none`` for tests and for ranks other than 0. Telling never
+decides anything.
 """
 
 from __future__ import annotations
