@@ -59,7 +59,7 @@ make embedding, two fragments of blocks, and head. On a slower link more of them
 LIVES = {"loopback": 5, "1gbit": 1, "100mbit": 1}
 """Where the processors are the slowest part a life as a whole may take a tenth more or less than
 another, of ours more than of others': with int8 beside torchft 12 lives of one afternoon came to
-0.53 to 0.65. The median of three of them is still off by 0.02."""
+0.53 to 0.65, and runs of three of them to 0.57, 0.57 and 0.62."""
 REPEATS = {"loopback": 14, "1gbit": 7, "100mbit": 7}
 """In each life: rounds that are alike take 5 % more or less, of both."""
 ENOUGH = 7
@@ -69,10 +69,10 @@ LIMIT_S = {"loopback": 300.0, "1gbit": 300.0, "100mbit": 900.0}
 LEASE_S = 60.0
 """A machine so busy that heartbeats are late shows in the seconds; nobody need be lost for it."""
 SLOWEST_MAX = {"loopback": 2.5, "1gbit": 1.5, "100mbit": 1.25}
-"""Of a durable round, over the slower of the round and the disk. On loopback large
-fragments are written only once they are merged, so that round and disk follow one another, which
-is 2; a quarter of that is for noise. Where the link
-is the slowest part the disk is to show little; the last fragment's commit is always waited for."""
+"""Of a durable round, over the slower of the round and the disk. On loopback large fragments are
+written only once they are merged, so that round and disk follow one another, which is 2; a quarter
+of that is for noise. Where the link is the slowest part the disk is to show little; the last
+fragment's commit is always waited for."""
 RATIOS = {"torchft": "over_torchft_diloco"}
 ALONE = "alone"
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 def goals(newest: Mapping[int, int], whole: Mapping[int, Sequence[int]]) -> dict[int, int]:
     """The revision with which each fragment goes on, by number.
 
-    Those whose newest one is whole go back, too, to one that all others that must go back to have,
-    where they keep it.
+    Each goes on with its newest whole one. Where that takes some of them back, all others that keep
+    the oldest of these go back to it, too.
 
     Args:
         newest: each fragment's newest revision, whole or not.
